@@ -61,8 +61,12 @@ FOREIGN = {
     KIT: ("numpy", "torch", "transformers"),
     RUNNER: RUNTIMES,
 }
-# Decision 0012: the one module of the kit that is only for engines that bring NumPy.
-OPT_IN = {KIT: ("evalution_enginekit.sampling -> numpy",)}
+# Decision 0012: modules of the kit that are only for engines that bring NumPy; the runner has an
+# extra of its own.
+OPT_IN = {
+    KIT: ("evalution_enginekit.distributions -> numpy", "evalution_enginekit.sampling -> numpy"),
+    RUNNER: ("evalution.fidelity.* -> numpy",),
+}
 
 
 def source_folders(root: Path) -> dict[str, Path]:

@@ -21,8 +21,21 @@ from evalution_core import (
     UnsupportedRequestError,
 )
 from evalution_core.requests import DistributionRequest
-from evalution_enginekit import ByteTokenizer, PromptQueue, TokenEvent, TokenSession, TokenSpan
-from evalution_enginekit.distributions import Rows, find_top, log_softmax_rows
+from evalution_enginekit import (
+    ByteTokenizer,
+    PromptQueue,
+    TokenEvent,
+    TokenSession,
+    TokenSpan,
+    plan_scoring,
+)
+from evalution_enginekit.distributions import (
+    RowBlock,
+    Rows,
+    find_top,
+    log_softmax_rows,
+    split_spans,
+)
 from evalution_enginekit.planning import TokenScore
 
 POISON = 7
@@ -238,3 +251,44 @@ def test_log_softmax_of_extreme_logits_sums_to_one(dtype: type) -> None:
     rows = log_softmax_rows(logits)
     assert rows.dtype == np.float32
     np.testing.assert_allclose(np.exp(rows.astype(float)).sum(axis=-1), 1, rtol=1e-6)
+
+
+@given(st.lists(st.tuples(st.integers(2, 40), st.integers(1, 39)), max_size=8), st.integers(1, 12))
+def test_spans_in_groups_have_each_position_once_in_order(
+    drawn: list[tuple[int, int]], rows: int
+) -> None:
+    spans = [
+        TokenSpan([key, *range(1, length)], min(start, length - 1))
+        for key, (length, start) in enumerate(drawn)
+    ]
+    groups = list(split_spans(spans, rows))
+    assert [
+        (part.token_ids[0], at)
+        for group in groups
+        for part in group
+        for at in range(part.start, len(part.token_ids))
+    ] == [
+        (span.token_ids[0], at) for span in spans for at in range(span.start, len(span.token_ids))
+    ]
+    for group in groups:
+        assert sum(len(span.token_ids) - span.start for span in group) <= rows
+        if len(group[0].token_ids) < len(spans[group[0].token_ids[0]].token_ids):
+            assert len(group[0].fed) % rows == 0
+
+
+@given(st.lists(st.tuples(st.lists(st.integers(0, 2), min_size=2, max_size=9), st.integers(1, 8))))
+def test_block_has_the_rows_of_its_spans_whatever_the_order_of_the_plan(
+    drawn: list[tuple[list[int], int]],
+) -> None:
+    spans = [TokenSpan(ids, min(start, len(ids) - 1)) for ids, start in drawn]
+    block = RowBlock(spans, 1)
+    for segment in reversed(plan_scoring(spans).segments):
+        values = [
+            [hash(tuple(spans[t.span].fed[: t.position + 1])) % 1000] for t in segment.targets
+        ]
+        block.fill(segment.targets, np.array(values, np.float32).reshape(-1, 1))
+    assert block.rows[:, 0].tolist() == [
+        hash(tuple(span.fed[:at])) % 1000
+        for span in spans
+        for at in range(span.start, len(span.token_ids))
+    ]

@@ -16,6 +16,7 @@ import pytest
 from evalution_conformance import EngineConformance
 from evalution_core import (
     BaseEngine,
+    Capability,
     InvalidRequestError,
     Model,
     RollingLoglikelihoodRequest,
@@ -63,12 +64,12 @@ class Hosted(BaseEngine):
     max_model_len: int = 512
     batch_size: int = speed_only(default=4)
 
-    capabilities = MOCK_CAPABILITIES
+    capabilities = MOCK_CAPABILITIES - {Capability.DISTRIBUTIONS}
 
     def build(self, model: Model) -> HostedSession:
         return HostedSession(
             engine="Hosted",
-            capabilities=MOCK_CAPABILITIES,
+            capabilities=self.capabilities,
             loop=RequestLoop("the Hosted session", self.batch_size),
             tokenizer=bind_tokenizer(model, ByteTokenizer()),
             max_model_len=self.max_model_len,
@@ -92,12 +93,11 @@ class HostedSession(RequestSession):
                 temperature=asked.temperature,
             )
             ids.append(token_id)
-            best = sorted(range(len(row)), key=lambda i: -row[i])[: asked.logprobs or 0]
             ends = token_id in prompt.stop_ids
             yield CompletionChunk(
                 token_ids=[token_id],
                 logprobs=[row[token_id]],
-                top_logprobs=[{i: row[i] for i in best}],
+                top_logprobs=[_find_top(row, asked.logprobs)],
                 finish="stop" if ends else None,
             )
             if ends:
@@ -108,7 +108,12 @@ class HostedSession(RequestSession):
         rows = (await self._model.logprobs(list(span.token_ids)))[span.start - 1 :]
         scored = list(zip(rows, span.token_ids[span.start :], strict=True))
         greedy = all(row[token_id] >= max(row) for row, token_id in scored)
-        return TokenScore([row[token_id] for row, token_id in scored], greedy)
+        tops = [_find_top(row, span.top_logprobs) for row in rows]
+        return TokenScore([row[token_id] for row, token_id in scored], greedy, top_logprobs=tops)
+
+
+def _find_top(row: list[float], count: int | None) -> dict[int, float]:
+    return {i: row[i] for i in sorted(range(len(row)), key=lambda i: -row[i])[: count or 0]}
 
 
 class Choosy(HostedSession):

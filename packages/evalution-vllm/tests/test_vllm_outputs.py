@@ -62,16 +62,16 @@ def test_scored_rows_are_found_for_any_cached_prefix(
     found = output(
         token_ids[:-1], [(BEST, -0.1), (last, value(len(token_ids) - 1, last))], cached=cached
     )
-    (score,) = group_scores(found, group)
+    (score,) = group_scores(found, group, group.fed)
     expected = [value(at, token_ids[at]) for at in range(start, len(token_ids))]
     assert score.logprobs == pytest.approx(expected)
-    assert has_scored_rows(found, group)
+    assert has_scored_rows(found, group, group.fed)
 
 
 def test_each_span_of_a_group_is_scored_by_its_last_token() -> None:
     group = SpanGroup(tuple(TokenSpan([1, 2, letter], 2) for letter in (5, 6, 7)))
     found = output([1, 2], [(6, -0.1), (5, -2.0), (7, -3.0)])
-    scores = group_scores(found, group)
+    scores = group_scores(found, group, group.fed)
     assert [score.logprobs for score in scores] == [[-2.0], [-0.1], [-3.0]]
     assert [score.is_greedy for score in scores] == [False, True, False]
     assert scores[0].runtime == {"cached_tokens": 0}
@@ -80,31 +80,31 @@ def test_each_span_of_a_group_is_scored_by_its_last_token() -> None:
 def test_tied_token_is_greedy() -> None:
     group = SpanGroup((TokenSpan([1, 2, 3], 1),))
     tied = output([1, 2], [(BEST, -0.5), (3, -0.5)], best=value(1, 2))
-    assert group_scores(tied, group)[0].is_greedy
+    assert group_scores(tied, group, group.fed)[0].is_greedy
     likelier = output([1, 2], [(BEST, -0.5), (3, -0.5)], best=value(1, 2) + 1e-6)
-    assert group_scores(likelier, group)[0].is_greedy is False
+    assert group_scores(likelier, group, group.fed)[0].is_greedy is False
 
 
 def test_cache_reaching_into_the_scored_tokens_is_detected() -> None:
     group = SpanGroup((TokenSpan([1, 2, 3, 4], 2),))
-    assert has_scored_rows(output([1, 2, 3], [(4, -1.0)], cached=1), group)
-    assert not has_scored_rows(output([1, 2, 3], [(4, -1.0)], cached=2), group)
+    assert has_scored_rows(output([1, 2, 3], [(4, -1.0)], cached=1), group, group.fed)
+    assert not has_scored_rows(output([1, 2, 3], [(4, -1.0)], cached=2), group, group.fed)
 
 
 def test_shifted_missing_and_unlisted_values_are_errors() -> None:
     group = SpanGroup((TokenSpan([1, 2, 3, 4], 1),))
     with pytest.raises(EngineRuntimeError, match="shifted: token 7 where 2 was fed"):
-        group_scores(output([1, 7, 3], [(4, -1.0)]), group)
+        group_scores(output([1, 7, 3], [(4, -1.0)]), group, group.fed)
     short = output([1, 2, 3], [(4, -1.0)])
     short.prompt_logprobs = None
     with pytest.raises(EngineRuntimeError, match="returned 0 of 2 prompt log-probabilities"):
-        group_scores(short, group)
+        group_scores(short, group, group.fed)
     with pytest.raises(EngineRuntimeError, match="left out listed token 4"):
-        group_scores(output([1, 2, 3], [(5, -1.0)]), group)
+        group_scores(output([1, 2, 3], [(5, -1.0)]), group, group.fed)
     bare = output([1, 2, 3], [(4, -1.0)])
     bare.outputs[0].logprobs = None
     with pytest.raises(EngineRuntimeError, match="no log-probabilities of the listed tokens"):
-        group_scores(bare, group)
+        group_scores(bare, group, group.fed)
 
 
 def test_generated_tokens_carry_the_requested_top_logprobs() -> None:

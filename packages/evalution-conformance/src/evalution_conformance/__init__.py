@@ -6,6 +6,7 @@ from evalution_conformance.checks.boundary import BoundaryChecks, WindowChecks
 from evalution_conformance.checks.checkpoint import CheckpointChecks
 from evalution_conformance.checks.continuous import ContinuousChecks
 from evalution_conformance.checks.discovery import DiscoveryChecks, PackagingChecks
+from evalution_conformance.checks.distributions import DistributionChecks
 from evalution_conformance.checks.generation import GenerationChecks
 from evalution_conformance.checks.isolation import IsolationChecks
 from evalution_conformance.checks.lifecycle import BuildChecks, LifecycleChecks
@@ -13,6 +14,7 @@ from evalution_conformance.checks.rolling import RollingChecks
 from evalution_conformance.checks.sampling import SamplingChecks
 from evalution_conformance.checks.scoring import ScoringChecks
 from evalution_conformance.checks.stopping import StoppingChecks
+from evalution_conformance.checks.top_logprobs import TopLogprobsChecks
 from evalution_conformance.suite import Conformance, Gap
 
 __all__ = ["WRAPPER_CHECKS", "EngineConformance", "Gap", "StructuralConformance"]
@@ -53,6 +55,8 @@ class StructuralConformance(BuildChecks, DiscoveryChecks, Conformance):
 class EngineConformance(
     PackagingChecks,
     CheckpointChecks,
+    TopLogprobsChecks,
+    DistributionChecks,
     IsolationChecks,
     WindowChecks,
     RollingChecks,

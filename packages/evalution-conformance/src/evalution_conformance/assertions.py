@@ -17,7 +17,8 @@ from evalution_core import (
     UnsupportedRequestError,
 )
 
-_UNDECIDED = 1e-3
+UNDECIDED = 1e-3
+"""Nats by which a token must lead the next one for a greedy choice to be certain."""
 Scored = LoglikelihoodOutput | RollingLoglikelihoodOutput
 
 
@@ -58,7 +59,7 @@ def assert_tokens_agree(
     assert found.token_ids is not None, message
     assert token_ids is not None, message
     step = first_difference(found.token_ids, token_ids)
-    undecided = max(_UNDECIDED, 2 * (subject.tolerance if tolerance is None else tolerance))
+    undecided = max(UNDECIDED, 2 * (subject.tolerance if tolerance is None else tolerance))
     assert step is not None and any(gap < undecided for gap in gaps[: step + 1]), message  # noqa: PT018 - one sentence
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 import pytest
@@ -87,6 +87,13 @@ def make_long_ids(codec: TextCodec, length: int, *, seed: int) -> list[int]:
     """Make a prompt of exactly `length` ids."""
     longer = make_long_text(codec, length + 2 * _LONGEST_WORD, seed=seed)
     return encode_with_leading(codec, longer)[:length]
+
+
+def change_tokens(token_ids: Sequence[int]) -> Iterator[list[int]]:
+    """Yield the ids with one token changed: the last, one in the middle, the first after BOS."""
+    for at in (len(token_ids) - 1, len(token_ids) // 2, 1):
+        other = next(token_id for token_id in token_ids[1:] if token_id != token_ids[at])
+        yield [*token_ids[:at], other, *token_ids[at + 1 :]]
 
 
 def find_plain_completion(subject: Subject) -> Observation:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Generator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import cache, lru_cache
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
@@ -23,11 +24,13 @@ from evalution_conformance.probes import (
 )
 from evalution_conformance.subject import Subject, resize
 from evalution_core import (
+    BaseEngine,
     BaseInferenceSession,
     Capability,
     GenerationRequest,
     LoglikelihoodRequest,
     RollingLoglikelihoodRequest,
+    load_engine,
 )
 from evalution_core.builtins import builtin_path
 from evalution_core.encoding import encode_with_leading
@@ -130,12 +133,33 @@ def load_reference_values(subject: Subject) -> ReferenceValues:
     """Return the correct answers for the subject's model; skips the check if there are none."""
     if subject.oracle is not None:
         return _ask_oracle(subject)
+    _require_builtin(subject)
+    return _read_builtin()
+
+
+@contextmanager
+def open_reference(subject: Subject, capability: Capability) -> Generator[BaseInferenceSession]:
+    """Build the oracle, or for `builtin:tiny` Reference in float64, for what isn't stored.
+
+    Skips the check if there is neither, or if it lacks the capability.
+    """
+    oracle = subject.oracle
+    if oracle is None:
+        _require_builtin(subject)
+        reference: Any = load_engine("Reference")
+        oracle = cast("BaseEngine", reference(dtype="float64"))
+    if capability not in oracle.capabilities:
+        pytest.skip(f"the oracle {type(oracle).__name__} doesn't declare {capability.value}")
+    with subject.fresh(engine=oracle, model=subject.oracle_model) as session:
+        yield session
+
+
+def _require_builtin(subject: Subject) -> None:
     if subject.model.path != MODEL:
         pytest.skip(
             f"there are reference values for {MODEL} alone, and no `oracle` engine is given for "
             f"{subject.model.name}"
         )
-    return _read_builtin()
 
 
 @cache

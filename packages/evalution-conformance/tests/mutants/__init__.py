@@ -3,6 +3,7 @@
 from mutants import (
     checkpoints,
     completions,
+    distributions,
     draws,
     engines,
     isolation,
@@ -17,6 +18,7 @@ __all__ = [
     "Mutant",
     "checkpoints",
     "completions",
+    "distributions",
     "draws",
     "engines",
     "isolation",

@@ -11,10 +11,12 @@ import math
 import random
 import re
 from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from itertools import pairwise
 from typing import Any, TypeVar
+
+import numpy as np
 
 from evalution_core import (
     BaseEngine,
@@ -48,6 +50,7 @@ from evalution_enginekit import (
     bind_tokenizer,
     run_continuous_batching,
 )
+from evalution_enginekit.distributions import Rows
 from evalution_enginekit.session import KitSession
 
 _MERGES = ("answer", "garden", " the", "the", " an", "an", " is", "ne", "ng", "é", ". ")
@@ -56,6 +59,8 @@ _VOCABULARY = _FIRST_MERGE + len(_MERGES)
 _MERGE_PATTERN = re.compile("|".join(map(re.escape, _MERGES)))
 _SPECIAL_PATTERN = re.compile(r"(<bos>|<eos>|<user>|<assistant>)")
 _ROWS = 61
+_BLOCK = 3
+"""Rows of a block, whichever request they belong to."""
 _MODULUS = 1_000_003
 _COMMON = (*b" etaoinshrdlu\n.,0123", 0xF0, *range(_FIRST_MERGE, _VOCABULARY))
 _CAT = (0xF0, 0x9F, 0x90, 0xB1)
@@ -125,6 +130,12 @@ def advance(state: int, token_id: int) -> int:
     return (state * 31 + token_id * 7 + 11) % _MODULUS
 
 
+def find_top(row: Sequence[float], count: int) -> dict[int, float]:
+    """The most likely ids of a row, best first."""
+    best = sorted(range(len(row)), key=lambda i: -row[i])[:count]
+    return {token_id: row[token_id] for token_id in best}
+
+
 K = TypeVar("K")
 
 CAPABILITIES = frozenset(Capability) - {
@@ -132,8 +143,6 @@ CAPABILITIES = frozenset(Capability) - {
     Capability.BEAMS,
     Capability.MULTIMODAL,
     Capability.TOOLS,
-    Capability.DISTRIBUTIONS,
-    Capability.PROMPT_TOP_LOGPROBS,
 }
 UNTEMPLATED = "toy-without-template"
 INCOMPLETE = "toy-without-a-row"
@@ -185,16 +194,21 @@ class ToyHooks(KitSession[Any, Any]):
 
     def score_span(self, token_ids: Sequence[int], start: int) -> TokenScore:
         """Scores `token_ids[start:]`, however long the span is."""
+        scored = list(zip(self.find_rows(token_ids, start), token_ids[start:], strict=True))
+        return TokenScore(
+            [row[token_id] for row, token_id in scored],
+            all(row[token_id] >= max(row) for row, token_id in scored),
+        )
+
+    def find_rows(self, token_ids: Sequence[int], start: int) -> list[list[float]]:
+        """The distributions of `token_ids[start:]`."""
         state, last = 0, 0
-        values: list[float] = []
-        greedy = True
+        rows: list[list[float]] = []
         for index, token_id in enumerate(token_ids):
             if index >= start:
-                row = self.table.after(state, last)
-                values.append(row[token_id])
-                greedy = greedy and row[token_id] >= max(row)
+                rows.append(self.table.after(state, last))
             state, last = advance(state, token_id), token_id
-        return TokenScore(values, greedy)
+        return rows
 
     def identity(self) -> dict[str, object] | None:
         return {"toy": self.salt}
@@ -311,6 +325,11 @@ class ToySession(ToyHooks, TokenSession):
     def _score_tokens(self, spans: Sequence[TokenSpan]) -> Iterator[list[TokenScore]]:
         yield [self.score_span(span.token_ids, span.start) for span in spans]
 
+    def _compute_rows(self, spans: Sequence[TokenSpan]) -> Iterator[Rows]:
+        rows = [row for span in spans for row in self.find_rows(span.token_ids, span.start)]
+        for at in range(0, len(rows), _BLOCK):
+            yield np.array(rows[at : at + _BLOCK], np.float32)
+
 
 class ToyRequestSession(ToyHooks, RequestSession):
     """A sound session on whole requests, as a server has it."""
@@ -319,7 +338,7 @@ class ToyRequestSession(ToyHooks, RequestSession):
         self.codec = self.load_tokenizer(model)
         super().__init__(
             engine=type(engine).__name__,
-            capabilities=engine.capabilities,
+            capabilities=engine.capabilities - {Capability.DISTRIBUTIONS},
             loop=RequestLoop("the toy session", engine.batch_size),
             tokenizer=self.codec,
             max_model_len=engine.max_model_len,
@@ -358,7 +377,11 @@ class ToyRequestSession(ToyHooks, RequestSession):
                 return
 
     async def _score(self, span: TokenSpan) -> TokenScore:
-        return self.score_span(span.token_ids, span.start)
+        score = self.score_span(span.token_ids, span.start)
+        if span.top_logprobs is None:
+            return score
+        rows = self.find_rows(span.token_ids, span.start)
+        return replace(score, top_logprobs=[find_top(row, span.top_logprobs) for row in rows])
 
 
 SESSIONS: dict[str, Any] = {ToyRequestSession.__name__: ToyRequestSession}
@@ -385,8 +408,7 @@ class _Sequence:
         )
         if self._prompt.logprobs is None:
             return TokenEvent(self._prompt.key, [token_id])
-        best = sorted(range(len(row)), key=lambda i: -row[i])[: self._prompt.logprobs]
-        top = {token: row[token] for token in best}
+        top = find_top(row, self._prompt.logprobs)
         return TokenEvent(self._prompt.key, [token_id], [row[token_id]], [top])
 
     def _take(self, token_id: int) -> None:

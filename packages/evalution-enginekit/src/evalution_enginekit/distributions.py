@@ -6,13 +6,13 @@ from collections import deque
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from itertools import islice, takewhile
+from itertools import accumulate, islice, takewhile
 from typing import TYPE_CHECKING, Any, Generic, TypeAlias, TypeVar, cast
 
 from evalution_core import EngineRuntimeError, EvalutionError, RequestFailure, SessionClosedError
 from evalution_core.encoding import TokenSpan
 from evalution_core.requests import DistributionRequest, DistributionRows, TopLogprobs, parse_item
-from evalution_enginekit.planning import TokenScore
+from evalution_enginekit.planning import Target, TokenScore
 from evalution_enginekit.runtime_thread import RuntimeThread, end_steps, runtime_errors
 
 if TYPE_CHECKING:
@@ -43,6 +43,47 @@ def log_softmax_rows(logits: NDArray[np.floating[Any]]) -> Rows:
     sums = np.exp(values).sum(axis=-1, dtype=np.float64, keepdims=True)
     values -= np.log(sums)
     return values.astype(np.float32, copy=False)
+
+
+def split_spans(spans: Sequence[TokenSpan], rows: int) -> Iterator[list[TokenSpan]]:
+    """Yield the spans in groups of at most `rows` positions, a longer span alone and in parts.
+
+    The parts end where the number of fed tokens is a multiple of `rows`; each begins with all
+    tokens of the one before, so that an engine that keeps a prefix runs none of them twice.
+    """
+    group: list[TokenSpan] = []
+    room = rows
+    for span in spans:
+        count = len(span.token_ids) - span.start
+        if count > room and group:
+            yield group
+            group, room = [], rows
+        if count <= room:
+            group.append(span)
+            room -= count
+            continue
+        start, end = span.start, (span.start - 1) // rows * rows + 1
+        while end < len(span.token_ids):
+            end = min(end + rows, len(span.token_ids))
+            yield [TokenSpan(span.token_ids[:end], start)]
+            start = end
+    if group:
+        yield group
+
+
+class RowBlock:
+    """The rows of all positions of some spans, in order, filled in by the targets of their plan."""
+
+    def __init__(self, spans: Sequence[TokenSpan], vocabulary: int):
+        import numpy as np  # noqa: PLC0415 - as in `log_softmax_rows`
+
+        counts = [len(span.token_ids) - span.start for span in spans]
+        self._firsts = list(accumulate(counts, initial=0))
+        self.rows: Rows = np.empty((self._firsts[-1], vocabulary), np.float32)
+
+    def fill(self, targets: Sequence[Target], rows: Rows) -> None:
+        """Set the rows that the targets read; `rows` has one for each target."""
+        self.rows[[self._firsts[target.span] + target.slot for target in targets]] = rows
 
 
 def score_by_rows(

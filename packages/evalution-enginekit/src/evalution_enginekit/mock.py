@@ -26,6 +26,7 @@ from evalution_core import (
 )
 from evalution_core.encoding import TokenSpan
 from evalution_enginekit.batching import run_continuous_batching
+from evalution_enginekit.distributions import Rows
 from evalution_enginekit.generation import PromptQueue, TokenEvent, TokenPrompt
 from evalution_enginekit.planning import TokenScore
 from evalution_enginekit.session import TokenSession
@@ -39,8 +40,6 @@ MOCK_CAPABILITIES = frozenset(Capability) - {
     Capability.TOOLS,
     Capability.MULTIMODAL,
     Capability.ATTACH,
-    Capability.DISTRIBUTIONS,
-    Capability.PROMPT_TOP_LOGPROBS,
 }
 
 
@@ -102,8 +101,17 @@ class MockSession(TokenSession):
     def _score_tokens(self, spans: Sequence[TokenSpan]) -> Iterator[list[TokenScore]]:
         yield [self._score(span.token_ids, span.start) for span in spans]
 
+    def _compute_rows(self, spans: Sequence[TokenSpan]) -> Iterator[Rows]:
+        import numpy as np  # noqa: PLC0415 - for distributions alone
+
+        for span in spans:
+            yield np.array(self._find_rows(span.token_ids, span.start), np.float32)
+
+    def _find_rows(self, token_ids: Sequence[int], start: int) -> list[list[float]]:
+        return [self._table.row(token_ids[:at]) for at in range(start, len(token_ids))]
+
     def _score(self, token_ids: Sequence[int], start: int) -> TokenScore:
-        rows = [self._table.row(token_ids[:at]) for at in range(start, len(token_ids))]
+        rows = self._find_rows(token_ids, start)
         chosen = token_ids[start:]
         return TokenScore(
             [row[token_id] for row, token_id in zip(rows, chosen, strict=True)],

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from heapq import nsmallest
 from typing import Any, cast
 
 from evalution_core import EngineRuntimeError
@@ -31,6 +32,21 @@ class WrongScoresError(EngineRuntimeError):
     It works, and can't be trusted: in the self check this is a failure, where other errors of a
     runtime are raised.
     """
+
+
+def take_top(listed: Mapping[int, float], count: int) -> dict[int, float]:
+    """Return the most likely of the tokens that a runtime lists for one position, best first.
+
+    Of equals the smallest id comes first.
+
+    Raises:
+        WrongScoresError: it lists fewer than `count`.
+    """
+    if len(listed) < count:
+        raise WrongScoresError(
+            f"the {count} most likely tokens of a position were asked for, and {len(listed)} came"
+        )
+    return dict(nsmallest(count, listed.items(), key=lambda item: (-item[1], item[0])))
 
 
 @dataclass(slots=True, eq=False)

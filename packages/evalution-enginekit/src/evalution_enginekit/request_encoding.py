@@ -302,7 +302,8 @@ class RequestEncoder:
         self._validator = validator
         self._tokenizer = tokenizer
         self._max_model_len = max_model_len
-        self._model_vocabulary = model_vocabulary
+        known = tokenizer.vocabulary_size
+        self._vocabulary = known if model_vocabulary is None else model_vocabulary
         self._contexts = ContextEncoder(tokenizer)
 
     def encode_generation(self, request: GenerationRequest) -> GenerationJob:
@@ -343,7 +344,7 @@ class RequestEncoder:
             max_model_len=self._max_model_len,
             truncation=request.truncation,
         )
-        span = replace(pair.span, top_logprobs=request.top_logprobs)
+        span = replace(pair.span, top_logprobs=self._limit_top(request.top_logprobs))
         conclude = partial(_make_output, span, pair.truncated_tokens, request.metadata)
         return ScoringJob(span, conclude, request.metadata)
 
@@ -356,7 +357,8 @@ class RequestEncoder:
         leading = conditioning_id(self._tokenizer)
         self._check_vocabulary([leading, *token_ids])
         windows = rolling_windows(token_ids, leading, self._max_model_len)
-        return [replace(window, top_logprobs=request.top_logprobs) for window in windows]
+        top = self._limit_top(request.top_logprobs)
+        return [replace(window, top_logprobs=top) for window in windows]
 
     def encode_distribution(self, request: DistributionRequest) -> TokenSpan:
         self._validator.check_distribution(request)
@@ -423,11 +425,13 @@ class RequestEncoder:
         check_unicode("the rendered chat", rendered)
         return rendered
 
+    def _limit_top(self, count: int | None) -> int | None:
+        return None if count is None else min(count, self._vocabulary)
+
     def _check_vocabulary(self, token_ids: Sequence[int]) -> None:
         """Refuse ids that the model has no embedding for; it may have some without a token."""
         largest = max(token_ids, default=0)
-        known = self._tokenizer.vocabulary_size
-        embedded = known if self._model_vocabulary is None else self._model_vocabulary
+        known, embedded = self._tokenizer.vocabulary_size, self._vocabulary
         if largest < embedded:
             return
         if largest < known:

@@ -268,7 +268,6 @@ SERVING_CAPABILITIES = frozenset(Capability) - {
     Capability.MULTIMODAL,
     Capability.ATTACH,
     Capability.DISTRIBUTIONS,
-    Capability.PROMPT_TOP_LOGPROBS,
 }
 """All that a serving runtime can do through `ServingSession`."""
 

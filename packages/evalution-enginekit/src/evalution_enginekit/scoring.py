@@ -34,6 +34,9 @@ from evalution_enginekit.streams import PulledStream, ResultStream, StreamLimits
 _CHUNK_PATIENCE_S = 0.005
 """Seconds that a chunk may fill after its last span: the choices of a question come together."""
 
+_ROUNDING = 1e-2
+"""Nats between two readings of one log-probability."""
+
 K = TypeVar("K", bound=Hashable)
 J = TypeVar("J")
 SpanScores = Sequence[TokenScore | EvalutionError]
@@ -253,7 +256,7 @@ def complete_top_logprobs(span: TokenSpan, score: TokenScore) -> TopLogprobs | N
     """The most likely tokens of each position, where the span asks for them.
 
     Raises:
-        WrongScoresError: they are missing at some.
+        WrongScoresError: they are missing at some, or contradict the scored token's own value.
     """
     if span.top_logprobs is None:
         return None
@@ -263,6 +266,14 @@ def complete_top_logprobs(span: TokenSpan, score: TokenScore) -> TopLogprobs | N
             f"the most likely tokens of {expected} positions were asked for, and those of "
             f"{sum(map(bool, found))} came"
         )
+    for token_id, own, top in zip(span.token_ids[span.start :], score.logprobs, found, strict=True):
+        # A token that isn't listed is at most as likely as the last that is.
+        listed = top.get(token_id, min(own, *top.values()))
+        if abs(own - listed) > _ROUNDING:
+            raise WrongScoresError(
+                f"token {token_id} has the log-probability {own:.6g}, and by the most likely tokens "
+                f"of its position {listed:.6g}: they belong to another position, or are processed"
+            )
     return list(found)
 
 

@@ -12,6 +12,7 @@ from collections.abc import (
     AsyncIterator,
     Callable,
     Coroutine,
+    Generator,
     Iterable,
     Iterator,
     Mapping,
@@ -25,7 +26,7 @@ from typing import Any, Generic, Protocol, TypeVar
 from evalution_core import EngineRuntimeError, EvalutionError
 from evalution_core.encoding import TokenSpan
 from evalution_core.requests import FinishReason
-from evalution_enginekit.generation import PromptQueue, TokenEvent, TokenPrompt
+from evalution_enginekit.generation import TokenEvent, TokenPrompt
 from evalution_enginekit.planning import TokenScore, WrongScoresError
 
 
@@ -65,6 +66,14 @@ class RequestUpdate:
             return cls(request_id, is_finished=True, scores=read())
         except EngineRuntimeError as error:
             return cls.from_error(request_id, error)
+
+
+class PromptSource(Protocol):
+    """What `ServingLoop.generate` reads prompts from, as a `PromptQueue` is."""
+
+    def on_change(self, notify: Callable[[], None]) -> None: ...
+    def take(self, limit: int) -> list[TokenPrompt]: ...
+    def cancelled(self) -> list[int]: ...
 
 
 class ServingRuntime(Protocol):
@@ -143,7 +152,7 @@ class ServingLoop:
         """The requests at the runtime by id: the key of a prompt, or a group of spans."""
         return {name: pending.running[name] for name, pending in self._owners.items()}
 
-    def generate(self, feed: PromptQueue) -> Iterator[Sequence[TokenEvent]]:
+    def generate(self, feed: PromptSource) -> Generator[Sequence[TokenEvent]]:
         """Yield the events of each step until nothing runs, as `_generate_tokens` does."""
         pending = _Pending()
         feed.on_change(self._runtime.wake)
@@ -392,6 +401,11 @@ class SpanGroup:
         return list(dict.fromkeys(span.token_ids[-1] for span in self.spans))
 
     @property
+    def top_logprobs(self) -> int | None:
+        """The number of likeliest tokens wanted at each position; such a span is alone."""
+        return self.spans[0].top_logprobs
+
+    @property
     def inner(self) -> int:
         """The number of scored tokens inside `fed`, which take prompt log-probabilities."""
         return len(self.fed) - self.start
@@ -399,6 +413,8 @@ class SpanGroup:
 
 def group_spans(spans: Sequence[TokenSpan], *, listed_limit: int) -> list[SpanGroup]:
     """Group neighbours that differ in their last token alone; keep the order of `spans`.
+
+    A span that wants the likeliest tokens is a group by itself.
 
     `listed_limit` is the number of tokens that a request can list; 1 if the runtime lists none.
     """
@@ -413,7 +429,9 @@ def group_spans(spans: Sequence[TokenSpan], *, listed_limit: int) -> list[SpanGr
 
 def _can_share(one: TokenSpan, other: TokenSpan) -> bool:
     return (
-        one.start == other.start
+        one.top_logprobs is None
+        and other.top_logprobs is None
+        and one.start == other.start
         and len(one.token_ids) == len(other.token_ids)
         and list(one.fed) == list(other.fed)
     )

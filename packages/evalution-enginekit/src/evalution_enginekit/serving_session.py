@@ -19,16 +19,18 @@ from evalution_core import (
 )
 from evalution_core.encoding import TokenSpan
 from evalution_core.redaction import redact_text
+from evalution_enginekit.distributions import Rows
 from evalution_enginekit.generation import PromptQueue, TokenEvent
 from evalution_enginekit.model_source import (
     checkpoint_identity,
     find_checkpoint_dtype,
     model_folder,
 )
-from evalution_enginekit.planning import TokenScore
 from evalution_enginekit.runtime import ServingOptions, shorten_error
 from evalution_enginekit.runtime_thread import runtime_errors
+from evalution_enginekit.scoring import SpanScores
 from evalution_enginekit.serving import ServingLoop, ServingRuntime, SpanGroup, group_spans
+from evalution_enginekit.serving_rows import generate_rows
 from evalution_enginekit.session import TokenSession
 from evalution_enginekit.tokenizer import HFTokenizer, Tokenizer, load_tokenizer
 
@@ -254,6 +256,7 @@ class ServingSession(TokenSession):
             model_vocabulary=model_vocabulary,
         )
         self._identity = served.identity
+        self._vocabulary = model_vocabulary or served.tokenizer.vocabulary_size
         self._requests = requests
         self._listed_tokens = listed_tokens
         self._loop = ServingLoop(
@@ -273,10 +276,15 @@ class ServingSession(TokenSession):
     def _generate_tokens(self, feed: PromptQueue) -> Iterator[Sequence[TokenEvent]]:
         return self._loop.generate(feed)
 
-    def _score_tokens(
-        self, spans: Sequence[TokenSpan]
-    ) -> Iterator[Sequence[TokenScore | EvalutionError]]:
+    def _score_tokens(self, spans: Sequence[TokenSpan]) -> Iterator[SpanScores]:
         return self._loop.score(group_spans(spans, listed_limit=self._listed_tokens))
+
+    def _score_spans(self, spans: Sequence[TokenSpan]) -> Iterator[SpanScores]:
+        # The runtime lists the likeliest tokens by itself, faster than whole rows are read.
+        return self._score_tokens(spans)
+
+    def _compute_rows(self, spans: Sequence[TokenSpan]) -> Iterator[Rows]:
+        return generate_rows(self._loop.generate, spans, self._vocabulary)
 
     def _describe(self) -> dict[str, Any]:
         return self._execution

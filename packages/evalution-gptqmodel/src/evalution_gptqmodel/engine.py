@@ -17,8 +17,6 @@ if TYPE_CHECKING:
 GPTQMODEL_CAPABILITIES = frozenset(Capability) - {
     Capability.TOOLS,
     Capability.MULTIMODAL,
-    Capability.DISTRIBUTIONS,
-    Capability.PROMPT_TOP_LOGPROBS,
 }
 
 

@@ -18,8 +18,6 @@ CAPABILITIES = frozenset(Capability) - {
     Capability.TOOLS,
     Capability.MULTIMODAL,
     Capability.ATTACH,
-    Capability.DISTRIBUTIONS,
-    Capability.PROMPT_TOP_LOGPROBS,
 }
 
 

@@ -9,6 +9,13 @@ import numpy as np
 
 from evalution_core import EngineRuntimeError
 from evalution_enginekit import ScoringPlan, Segment, Target, TokenScore, TokenSpan, plan_scoring
+from evalution_enginekit.distributions import (
+    RowBlock,
+    Rows,
+    count_block_rows,
+    log_softmax_rows,
+    split_spans,
+)
 from evalution_enginekit.planning import SpanScores, shared_prefix
 from evalution_enginekit.sampling import token_logprobs
 from evalution_llama_cpp.context import Context, KVCacheBudget, Logits, Reservation
@@ -171,6 +178,7 @@ class PrefixScorer:
         self._budget = budget
         self._make_room = make_room
         self._prefix: SharedPrefix | None = None
+        self._is_busy = False
         self.decoded_tokens = 0
 
     @property
@@ -180,21 +188,46 @@ class PrefixScorer:
     def score(self, spans: Sequence[TokenSpan]) -> Iterator[list[TokenScore]]:
         """Yield, after each decode, the complete scores in the order of the spans."""
         scores = SpanScores(spans)
-        tree = PrefixTree(plan_scoring(spans), self._context, self._budget)
-        try:
-            for runs, logits in self._decode_tree(tree):
-                _add_scores(scores, runs, logits)
-                yield scores.take_complete()
-        finally:
-            self._context.batch.clear()
-            tree.end_all()
-            self._reserve_prefix()
+        for runs, logits in self._decode_spans(spans):
+            _add_scores(scores, runs, logits)
+            yield scores.take_complete()
+
+    def compute_rows(self, spans: Sequence[TokenSpan]) -> Iterator[Rows]:
+        """Yield the log-probabilities of each span's scored positions; empty blocks between."""
+        vocabulary, capacity = self._context.vocabulary_size, self._context.batch.capacity
+        at_once = count_block_rows(vocabulary)
+        # Whole batches where there are several.
+        for group in split_spans(spans, at_once - at_once % capacity or at_once):
+            block = RowBlock(group, vocabulary)
+            for runs, logits in self._decode_spans(group):
+                targets, rows = _find_targets(runs)
+                if targets:
+                    block.fill(targets, log_softmax_rows(logits)[rows])
+                yield block.rows[:0]
+            yield block.rows
 
     def forget_prefix(self) -> None:
         if self._prefix is not None:
             self._budget.free_sequence(self._prefix.sequence)
             self._budget.release(self._prefix.reservation)
             self._prefix = None
+
+    def _decode_spans(self, spans: Sequence[TokenSpan]) -> Iterator[tuple[list[_Run], Logits]]:
+        """Yield each decode of the spans' tree, and nothing found while another tree runs.
+
+        Two trees would take cells from each other that neither can give back.
+        """
+        while self._is_busy:
+            yield [], np.empty((0, self._context.vocabulary_size), np.float32)
+        self._is_busy = True
+        tree = PrefixTree(plan_scoring(spans), self._context, self._budget)
+        try:
+            yield from self._decode_tree(tree)
+        finally:
+            self._context.batch.clear()
+            tree.end_all()
+            self._reserve_prefix()
+            self._is_busy = False
 
     def _decode_tree(self, tree: PrefixTree) -> Iterator[tuple[list[_Run], Logits]]:
         """Yield each decode's runs and the logits of their wanted rows."""
@@ -308,8 +341,8 @@ class PrefixScorer:
         return _Run(node, first, offsets)
 
 
-def _add_scores(scores: SpanScores, runs: Sequence[_Run], logits: Logits) -> None:
-    """Note what the targets of the decoded rows got."""
+def _find_targets(runs: Sequence[_Run]) -> tuple[list[Target], list[int]]:
+    """Return the targets of the decoded rows, and the row of the logits that each reads."""
     targets: list[Target] = []
     rows: list[int] = []
     for run in runs:
@@ -317,6 +350,12 @@ def _add_scores(scores: SpanScores, runs: Sequence[_Run], logits: Logits) -> Non
             found = run.node.wanted[offset]
             targets += found
             rows += [row] * len(found)
+    return targets, rows
+
+
+def _add_scores(scores: SpanScores, runs: Sequence[_Run], logits: Logits) -> None:
+    """Note what the targets of the decoded rows got."""
+    targets, rows = _find_targets(runs)
     if not targets:
         return
     token_ids = np.array([target.token_id for target in targets], np.int64)

@@ -7,6 +7,7 @@ from typing import Any
 
 from evalution_core import Capability
 from evalution_enginekit import PromptQueue, TokenEvent, TokenScore, TokenSession, TokenSpan
+from evalution_enginekit.distributions import Rows
 from evalution_enginekit.model_source import choose_window
 from evalution_llama_cpp.arguments import choose_cache_types, find_dtype, make_context_params
 from evalution_llama_cpp.context import Context, KVCacheBudget
@@ -105,6 +106,9 @@ class LlamaCppSession(TokenSession):
 
     def _score_tokens(self, spans: Sequence[TokenSpan]) -> Iterator[list[TokenScore]]:
         return self._scorer.score(spans)
+
+    def _compute_rows(self, spans: Sequence[TokenSpan]) -> Iterator[Rows]:
+        return self._scorer.compute_rows(spans)
 
     def _describe(self) -> dict[str, Any]:
         return self._description

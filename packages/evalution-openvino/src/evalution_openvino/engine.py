@@ -16,8 +16,6 @@ OPENVINO_CAPABILITIES = frozenset(Capability) - {
     Capability.TOOLS,
     Capability.MULTIMODAL,
     Capability.ATTACH,
-    Capability.DISTRIBUTIONS,
-    Capability.PROMPT_TOP_LOGPROBS,
 }
 
 

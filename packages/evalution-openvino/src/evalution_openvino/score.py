@@ -15,10 +15,11 @@ import numpy
 from numpy.typing import NDArray
 
 from evalution_enginekit import ScoringPlan, Segment, Target, TokenSpan, plan_scoring
-from evalution_enginekit.planning import SpanScores, shared_prefix
+from evalution_enginekit.distributions import Rows, count_block_rows, log_softmax_rows
+from evalution_enginekit.planning import shared_prefix
 from evalution_enginekit.sampling import token_logprobs
 from evalution_openvino.stateful import Logits, Pass, RunForms, State, StatefulRequest
-from evalution_transformers.score import Scorer, group_by_tokens
+from evalution_transformers.scoring_passes import Scorer, group_by_tokens
 
 _LEAST_KEPT = 8
 """Shared tokens from which continuing behind a saved beginning beats running it again."""
@@ -28,6 +29,7 @@ _LEAST_FILLED = 0.8
 """The share of the longest node that another has to have, to be run with it then."""
 
 _Mask = NDArray[numpy.int64]
+_Passed = tuple[list[Target], "RunLogits"]
 
 
 @dataclass(slots=True)
@@ -38,6 +40,33 @@ class Node:
     token_ids: list[int]
     targets: Sequence[Target]
     children: list[Node] = field(default_factory=list["Node"])
+
+
+class RunLogits:
+    """Logits of a run's targets, valid until the next run.
+
+    Args:
+        logits: [rows, vocabulary].
+        at: target i reads row `at[i]` of them.
+    """
+
+    def __init__(self, logits: Logits, at: NDArray[numpy.int64]):
+        self._logits = logits
+        self._at = at
+        self.block_rows = count_block_rows(logits.shape[-1])
+
+    def score(self, token_ids: Sequence[int]) -> list[tuple[float, bool]]:
+        """Return log-probability and greediness of each target."""
+        found = token_logprobs(self._logits, numpy.array(token_ids, numpy.int64), self._at)
+        return list(zip(*found, strict=True))
+
+    def read(self, targets: Sequence[int]) -> Rows:
+        """Return the log-probabilities of the whole vocabulary at these targets."""
+        return log_softmax_rows(self._logits[self._at[targets]])
+
+    def keep(self, targets: Sequence[int]) -> RunLogits:
+        """Return a copy of those of these targets."""
+        return RunLogits(self._logits[self._at[targets]], numpy.arange(len(targets)))
 
 
 class PrefixTreeScorer(Scorer):
@@ -62,6 +91,7 @@ class PrefixTreeScorer(Scorer):
         self._prefix: tuple[list[int], State] | None = None
 
     def forget(self) -> None:
+        super().forget()
         self._prefix = None
         self._request.reset()
 
@@ -69,15 +99,7 @@ class PrefixTreeScorer(Scorer):
         super()._halve()
         self._state_tokens = max(1, self._state_tokens // 2)
 
-    def _passes(self, spans: Sequence[TokenSpan], scores: SpanScores) -> Iterator[None]:
-        for targets, logits in self._runs(spans):
-            token_ids = numpy.array([target.token_id for target in targets], numpy.int64)
-            logprobs, greedy = token_logprobs(logits, token_ids)
-            for target, logprob, is_greedy in zip(targets, logprobs, greedy, strict=True):
-                scores.add(target, logprob, is_greedy)
-            yield
-
-    def _runs(self, spans: Sequence[TokenSpan]) -> Iterator[tuple[list[Target], Logits]]:
+    def _passes(self, spans: Sequence[TokenSpan]) -> Iterator[_Passed]:
         self._request.reset()
         if not self._forms.shares:
             whole = [
@@ -135,7 +157,7 @@ class PrefixTreeScorer(Scorer):
 
     def _run_below(
         self, nodes: list[tuple[int, Node]], masks: list[_Mask], state: State | None = None
-    ) -> Iterator[tuple[list[Target], Logits]]:
+    ) -> Iterator[_Passed]:
         """Run nodes and all below them; each continues a sequence that the model holds.
 
         `masks` are those of the sequences; `state` is a copy of the model's state, if there is one.
@@ -159,9 +181,7 @@ class PrefixTreeScorer(Scorer):
             below = [(at, child) for at, (_, b) in enumerate(chosen) for child in b.children]
             yield from self._run_below(below, extended)
 
-    def _run(
-        self, chosen: Sequence[tuple[int, Node]], masks: Sequence[_Mask]
-    ) -> tuple[list[Target], Logits]:
+    def _run(self, chosen: Sequence[tuple[int, Node]], masks: Sequence[_Mask]) -> _Passed:
         """Run nodes side by side, the shorter ones padded on the right."""
         longest = max(len(node.token_ids) for _, node in chosen)
         token_ids = [
@@ -185,7 +205,7 @@ class PrefixTreeScorer(Scorer):
                 wanted,
             )
         )
-        return targets, logits[place] if len(place) != len(wanted) else logits
+        return targets, RunLogits(logits, place)
 
 
 def make_tree(plan: ScoringPlan, longest: int) -> list[Node]:

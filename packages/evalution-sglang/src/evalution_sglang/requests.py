@@ -14,8 +14,9 @@ from typing import Any, TypedDict
 
 from evalution_core import EngineRuntimeError, EvalutionError, InvalidRequestError
 from evalution_core.redaction import redact_text
-from evalution_core.requests import FinishReason
+from evalution_core.requests import FinishReason, TopLogprobs
 from evalution_enginekit import TokenPrompt, TokenScore, WrongScoresError
+from evalution_enginekit.planning import take_top
 from evalution_enginekit.serving import EventLoopRequests, RequestUpdate, SpanGroup
 from evalution_sglang.engine_thread import EngineThread
 
@@ -106,7 +107,7 @@ class Parameters:
             "return_logprob": True,
             "logprob_start_len": group.start - 1 if group.inner else len(group.fed),
             # The likeliest token comes along: only its value shows whether there is a tie.
-            "top_logprobs_num": 1,
+            "top_logprobs_num": group.top_logprobs or 1,
             "token_ids_logprob": group.listed,
         }
 
@@ -283,11 +284,13 @@ def group_scores(meta: Meta, group: SpanGroup) -> list[TokenScore]:
     Raises:
         WrongScoresError: an entry that should be there is missing, or belongs to another token.
     """
-    inner, inner_is_greedy = _prompt_scores(meta, group)
+    inner, inner_is_greedy, tops = _prompt_scores(meta, group)
     rows, top = meta.get("output_token_ids_logprobs", []), meta.get("output_top_logprobs", [])
     if len(rows) != 1 or len(top) != 1:
         raise WrongScoresError("SGLang returned no log-probabilities of the listed tokens")
     listed, likeliest = _by_token(rows[0]), _largest(top[0])
+    if group.top_logprobs is not None:
+        tops.append(take_top(_by_token(top[0]), group.top_logprobs))
     runtime = {"cached_tokens": meta.get("cached_tokens")}
     scores: list[TokenScore] = []
     for span in group.spans:
@@ -295,14 +298,17 @@ def group_scores(meta: Meta, group: SpanGroup) -> list[TokenScore]:
         if value is None:
             raise WrongScoresError(f"SGLang left out listed token {span.token_ids[-1]}")
         is_greedy = inner_is_greedy and value >= likeliest
-        scores.append(TokenScore([*inner, value], is_greedy, runtime))
+        scores.append(TokenScore([*inner, value], is_greedy, runtime, tops or None))
     return scores
 
 
-def _prompt_scores(meta: Meta, group: SpanGroup) -> tuple[list[float], bool]:
-    """Return log-probabilities of scored tokens inside the prompt, and whether all are greedy."""
+def _prompt_scores(meta: Meta, group: SpanGroup) -> tuple[list[float], bool, TopLogprobs]:
+    """Return log-probabilities of scored tokens inside the prompt, and whether all are greedy.
+
+    And the likeliest tokens in their places, for a group that wants them.
+    """
     if not group.inner:
-        return [], True
+        return [], True, []
     entries, top = meta.get("input_token_logprobs", []), meta.get("input_top_logprobs", [])
     if len(entries) != group.inner + 1 or len(top) != len(entries):
         raise WrongScoresError(
@@ -310,6 +316,7 @@ def _prompt_scores(meta: Meta, group: SpanGroup) -> tuple[list[float], bool]:
             f"one before them were asked for"
         )
     values: list[float] = []
+    tops: TopLogprobs = []
     is_greedy = True
     fed = group.fed[group.start :]
     for expected, (value, token_id, _), best in zip(fed, entries[1:], top[1:], strict=True):
@@ -322,7 +329,9 @@ def _prompt_scores(meta: Meta, group: SpanGroup) -> tuple[list[float], bool]:
             raise WrongScoresError(f"SGLang left out the log-probability of token {expected}")
         values.append(value)
         is_greedy = value >= _largest(best) and is_greedy
-    return values, is_greedy
+        if group.top_logprobs is not None:
+            tops.append(take_top(_by_token(best or ()), group.top_logprobs))
+    return values, is_greedy, tops
 
 
 def _by_token(row: Sequence[Entry]) -> dict[int, float]:

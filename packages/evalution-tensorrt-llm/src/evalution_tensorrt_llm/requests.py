@@ -17,8 +17,10 @@ import numpy as np
 
 from evalution_core import EngineRuntimeError, EvalutionError, InvalidRequestError
 from evalution_core.redaction import redact_text
-from evalution_core.requests import FinishReason
+from evalution_core.requests import FinishReason, TopLogprobs
 from evalution_enginekit import TokenPrompt, TokenScore, WrongScoresError
+from evalution_enginekit.distributions import find_top
+from evalution_enginekit.planning import take_top
 from evalution_enginekit.serving import (
     EventLoopRequests,
     FixedBatchRequests,
@@ -83,7 +85,7 @@ class RequestFactory:
             return _Request(request_id, work, list(work.token_ids), parameters, None, self._source)
         salt = f"evalution-{next(self._salts)}" if self._reuses_blocks else None
         token_ids = scored_ids(work, self._source)
-        return _Request(request_id, work, token_ids, self._scoring(), salt, self._source)
+        return _Request(request_id, work, token_ids, self._scoring(work), salt, self._source)
 
     def to_invalid_request(self, error: Exception) -> EvalutionError:
         return InvalidRequestError(f"TensorRT-LLM refuses the request: {redact_text(str(error))}")
@@ -112,12 +114,12 @@ class RequestFactory:
         except self.refusals as error:
             raise self.to_invalid_request(error) from error
 
-    def _scoring(self) -> Any:
+    def _scoring(self, group: SpanGroup) -> Any:
         """Return parameters to generate one token, with all that `group_scores` reads."""
         rows: dict[str, Any] = {"return_context_logits": True}
         if self._source is ScoreSource.PROMPT_LOGPROBS:
             # One, since releases of 1.2 took none for a request without log-probabilities.
-            rows = {"prompt_logprobs": 1}
+            rows = {"prompt_logprobs": group.top_logprobs or 1}
         return self._make_parameters(
             end_id=_NO_END, pad_id=_PADDING, max_tokens=1, detokenize=False, **rows
         )
@@ -307,6 +309,7 @@ def _read_prompt_logprobs(output: Output, group: SpanGroup) -> list[TokenScore]:
     if rows is None or len(rows) != len(token_ids):
         raise _missing_rows(len(token_ids), 0 if rows is None else len(rows), output)
     values: list[float] = []
+    tops: TopLogprobs = []
     ranks: list[int | None] = []
     for position in range(span.start, len(token_ids)):
         entry = rows[position - 1].get(token_ids[position])
@@ -317,8 +320,11 @@ def _read_prompt_logprobs(output: Output, group: SpanGroup) -> list[TokenScore]:
             )
         values.append(entry.logprob)
         ranks.append(entry.rank)
+        if group.top_logprobs is not None:
+            listed = {candidate: one.logprob for candidate, one in rows[position - 1].items()}
+            tops.append(take_top(listed, group.top_logprobs))
     is_greedy = None if None in ranks else all(rank == 1 for rank in ranks)
-    return [TokenScore(values, is_greedy, _describe_cache(output))]
+    return [TokenScore(values, is_greedy, _describe_cache(output), tops or None)]
 
 
 def _read_context_logits(output: Output, group: SpanGroup) -> list[TokenScore]:
@@ -329,19 +335,29 @@ def _read_context_logits(output: Output, group: SpanGroup) -> list[TokenScore]:
     fed = group.fed
     if rows is None or rows.shape[0] != len(fed):
         raise _missing_rows(len(fed), 0 if rows is None else rows.shape[0], output)
-    inner, inner_is_greedy = _score_rows(rows[group.start - 1 : len(fed) - 1], fed[group.start :])
+    top = group.top_logprobs
+    inner, inner_is_greedy, tops = _score_rows(
+        rows[group.start - 1 : len(fed) - 1], fed[group.start :], top
+    )
     last = rows[len(fed) - 1 : len(fed)]
     runtime = _describe_cache(output)
     scores: list[TokenScore] = []
     for span in group.spans:
-        (value,), is_greedy = _score_rows(last, span.token_ids[-1:])
-        scores.append(TokenScore([*inner, value], inner_is_greedy and is_greedy, runtime))
+        (value,), is_greedy, end = _score_rows(last, span.token_ids[-1:], top)
+        is_greedy = inner_is_greedy and is_greedy
+        scores.append(TokenScore([*inner, value], is_greedy, runtime, [*tops, *end] or None))
     return scores
 
 
-def _score_rows(rows: Tensor, token_ids: Sequence[int]) -> tuple[list[float], bool]:
-    """Return the tokens' log-probabilities in float32, and whether all of them are greedy."""
+def _score_rows(
+    rows: Tensor, token_ids: Sequence[int], count: int | None
+) -> tuple[list[float], bool, TopLogprobs]:
+    """Return the tokens' log-probabilities in float32, and whether all of them are greedy.
+
+    And the `count` likeliest tokens in the place of each, unless that is None.
+    """
     values: list[float] = []
+    tops: TopLogprobs = []
     is_greedy = True
     for begin in range(0, len(token_ids), _ROWS):
         targets = np.asarray(token_ids[begin : begin + _ROWS])
@@ -349,9 +365,12 @@ def _score_rows(rows: Tensor, token_ids: Sequence[int]) -> tuple[list[float], bo
         chosen = logits[np.arange(len(targets)), targets]
         top = logits.max(axis=-1)
         weights = np.exp(logits - top[:, None])
-        values += ((chosen - top) - np.log(weights.sum(axis=-1))).tolist()
+        sums = np.log(weights.sum(axis=-1))
+        values += ((chosen - top) - sums).tolist()
         is_greedy = is_greedy and bool((chosen >= top).all())
-    return values, is_greedy
+        if count is not None:
+            tops += [find_top(row, count) for row in (logits - top[:, None]) - sums[:, None]]
+    return values, is_greedy, tops
 
 
 def _missing_rows(wanted: int, found: int, output: Output) -> WrongScoresError:

@@ -24,7 +24,6 @@ TINKER_CAPABILITIES = frozenset(Capability) - {
     Capability.MULTIMODAL,
     Capability.STREAM,
     Capability.DISTRIBUTIONS,
-    Capability.PROMPT_TOP_LOGPROBS,
 }
 
 

@@ -55,7 +55,10 @@ async def probe_server(
         align_logprobs(answer.prompt_logprobs, length, 1)
     except EngineRuntimeError as error:
         lacking |= dict.fromkeys(_SCORES, str(error))
-    rows = answer.topk_prompt_logprobs
+    if (rows := answer.topk_prompt_logprobs) is None:
+        lacking[Capability.PROMPT_TOP_LOGPROBS] = (
+            "the server leaves out topk_prompt_logprobs, so it lists no likeliest tokens of a prompt"
+        )
     if not await _lists_sampled(sampling, token_ids):
         lacking[Capability.LOGPROBS] = (
             f"the client or the server has no {_SAMPLED}, so it lists no alternatives"

@@ -17,7 +17,7 @@ from evalution_enginekit import (
     TokenSpan,
 )
 from evalution_tinker.probe import ServerCapabilities
-from evalution_tinker.upstream import Sampling, align_logprobs, are_greedy
+from evalution_tinker.upstream import Sampling, align_logprobs, are_greedy, take_tops
 
 _FINISHES: dict[str, FinishReason] = {"stop": "stop", "length": "length"}
 
@@ -76,12 +76,17 @@ class TinkerSession(RequestSession):
         if self._server.suffixes:
             wanted["prompt_logprobs_last_n"] = length - span.start
         if self._server.greedy == "top-k":
-            wanted["topk_prompt_logprobs"] = 1
+            wanted["topk_prompt_logprobs"] = span.top_logprobs or 1
         # The protocol has no scoring without sampling: the one token isn't used.
         answer = await self._sampling.sample(ids, {"max_tokens": 1, "temperature": 0.0}, **wanted)
         logprobs = align_logprobs(answer.prompt_logprobs, length, span.start)
         if self._server.greedy == "top-k":
-            return TokenScore(logprobs, are_greedy(logprobs, answer.topk_prompt_logprobs, length))
+            rows = answer.topk_prompt_logprobs
+            is_greedy = are_greedy(logprobs, rows, length)
+            if span.top_logprobs is None:
+                return TokenScore(logprobs, is_greedy)
+            tops = take_tops(rows, length, span.start, span.top_logprobs)
+            return TokenScore(logprobs, is_greedy, top_logprobs=tops)
         return TokenScore(logprobs, await self._is_sampled(ids[: span.start], ids[span.start :]))
 
     async def _is_sampled(self, context: list[int], wanted: list[int]) -> bool:

@@ -19,7 +19,9 @@ from evalution_core import (
     InvalidRequestError,
 )
 from evalution_core.redaction import redact_text
+from evalution_core.requests import TopLogprobs
 from evalution_enginekit import WrongScoresError
+from evalution_enginekit.planning import take_top
 from evalution_tinker.runtime import read_client_version, read_server_name
 
 _WALLS = ("only supports as proto", "always carry sample_sequence_ids")
@@ -196,3 +198,18 @@ def are_greedy(
     return all(
         own >= top - _TIE * max(1.0, abs(own)) for own, top in zip(logprobs, best, strict=True)
     )
+
+
+def take_tops(rows: Sequence[TopRow] | None, length: int, start: int, count: int) -> TopLogprobs:
+    """Return the `count` likeliest tokens at the positions of a prompt from `start` on.
+
+    Raises:
+        WrongScoresError: the server listed them for other positions, or fewer of them.
+    """
+    found = len(rows or ())
+    if rows is None or found not in (length, length - 1):
+        raise WrongScoresError(
+            f"the server listed the likeliest tokens of {found} positions of a prompt of {length} "
+            "tokens, so they can't be aligned"
+        )
+    return [take_top(dict(row or ()), count) for row in rows[start - length :]]

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 Floats = NDArray[np.floating[Any]]
 
 _RUN = "run"
-_SCORED_ROWS = 64
+SCORED_ROWS = 64
 """Rows of logits that exist at a time when scoring: bounds memory by 64 x vocabulary."""
 
 
@@ -157,6 +157,10 @@ class Forward:
         self._compiled: dict[tuple[str, int], Any] = {}
         self._compiled_for = 0
 
+    @property
+    def vocabulary_size(self) -> int:
+        return int(self._model.token_embd.weight.shape[0])
+
     def run(
         self,
         token_ids: NDArray[np.int64],
@@ -192,13 +196,13 @@ class Forward:
     ) -> list[tuple[float, bool]]:
         """Return for each row the log-probability of a token and whether no logit is larger."""
         found: list[tuple[float, bool]] = []
-        for at in range(0, len(rows), _SCORED_ROWS):
-            part = rows[at : at + _SCORED_ROWS]
+        for at in range(0, len(rows), SCORED_ROWS):
+            part = rows[at : at + SCORED_ROWS]
             wanted, places = np.unique(part, return_inverse=True)
-            place, target = np.zeros((2, _SCORED_ROWS), np.int32)
-            place[: len(part)], target[: len(part)] = places, token_ids[at : at + _SCORED_ROWS]
-            program = self._program("scores", _SCORED_ROWS, self._scores)
-            kept = self._rows(hidden, wanted, _SCORED_ROWS)
+            place, target = np.zeros((2, SCORED_ROWS), np.int32)
+            place[: len(part)], target[: len(part)] = places, token_ids[at : at + SCORED_ROWS]
+            program = self._program("scores", SCORED_ROWS, self._scores)
+            kept = self._rows(hidden, wanted, SCORED_ROWS)
             values = program(kept, Tensor(place), Tensor(target)).numpy()
             found += [(float(value), bool(greedy)) for value, greedy in values[:, : len(part)].T]
         return found

@@ -5,9 +5,16 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from evalution_enginekit import ScoringPlan, TokenScore, TokenSpan, plan_scoring
+from evalution_enginekit.distributions import (
+    RowBlock,
+    Rows,
+    count_block_rows,
+    log_softmax_rows,
+    split_spans,
+)
 from evalution_enginekit.planning import SpanScores
 from evalution_tinygrad.kv_cache import Path, Prefixes
-from evalution_tinygrad.model import Forward, Packing, Run
+from evalution_tinygrad.model import SCORED_ROWS, Forward, Packing, Pass, Run
 
 
 class PlannedRuns:
@@ -50,8 +57,7 @@ class Scorer:
     def score(self, spans: Sequence[TokenSpan]) -> Iterator[list[TokenScore]]:
         """Yield, after each pass, the complete scores in the order of the spans."""
         scores = SpanScores(spans)
-        runs = PlannedRuns(plan_scoring(spans), self._prefixes)
-        for found in self._packing.passes(runs, runs.total):
+        for found in self._run_passes(spans):
             targets = [wanted.target for wanted in found.wanted]
             values = self._forward.scores(
                 found.hidden,
@@ -60,9 +66,30 @@ class Scorer:
             )
             for target, (logprob, is_greedy) in zip(targets, values, strict=True):
                 scores.add(target, logprob, is_greedy)
-            # Before the last scores are yielded: the caller may stop after them.
-            self._remember(runs)
             yield scores.take_complete()
+
+    def compute_rows(self, spans: Sequence[TokenSpan]) -> Iterator[Rows]:
+        """Yield the log-probabilities of each span's scored positions; empty blocks between."""
+        vocabulary = self._forward.vocabulary_size
+        at_once = count_block_rows(vocabulary)
+        for group in split_spans(spans, at_once - at_once % SCORED_ROWS or at_once):
+            block = RowBlock(group, vocabulary)
+            for found in self._run_passes(group):
+                for at in range(0, len(found.wanted), SCORED_ROWS):
+                    wanted = found.wanted[at : at + SCORED_ROWS]
+                    rows = [each.row for each in wanted]
+                    logits = self._forward.logits(found.hidden, rows, SCORED_ROWS)
+                    block.fill([each.target for each in wanted], log_softmax_rows(logits))
+                yield block.rows[:0]
+            yield block.rows
+
+    def _run_passes(self, spans: Sequence[TokenSpan]) -> Iterator[Pass]:
+        """Yield the passes of the spans' tree; the last root is kept with the last one."""
+        runs = PlannedRuns(plan_scoring(spans), self._prefixes)
+        for found in self._packing.passes(runs, runs.total):
+            # Before the last pass is yielded: the caller may stop after it.
+            self._remember(runs)
+            yield found
 
     def _remember(self, runs: PlannedRuns) -> None:
         token_ids, path = runs.roots[max(runs.roots)]

@@ -15,6 +15,7 @@ from evalution_enginekit import (
     TokenSpan,
     model_identity,
 )
+from evalution_enginekit.distributions import Rows
 from evalution_enginekit.gguf.file import list_parts
 from evalution_enginekit.gguf.tokenizer import find_named_ends
 from evalution_tinygrad.device import Placement
@@ -109,6 +110,10 @@ class TinygradSession(TokenSession):
     def _score_tokens(self, spans: Sequence[TokenSpan]) -> Iterator[list[TokenScore]]:
         assert self._scorer is not None
         return self._run_steps(self._scorer.score(spans))
+
+    def _compute_rows(self, spans: Sequence[TokenSpan]) -> Iterator[Rows]:
+        assert self._scorer is not None
+        return self._run_steps(self._scorer.compute_rows(spans))
 
     def _describe(self) -> dict[str, Any]:
         return self._description

@@ -21,7 +21,6 @@ from evalution_enginekit import PromptQueue, TokenEvent
 from evalution_enginekit.planning import shared_prefix
 from evalution_transformers.forward import (
     Forward,
-    Inputs,
     SharedPrefix,
     make_cache,
 )
@@ -279,7 +278,7 @@ class ContinuousBatching(Generation):
         positions = [shared + at for part in parts for at in range(len(part))]
         inputs = self._prefix.continue_with(token_ids, positions, owners, alone, keep=True)
         columns = torch.tensor(ends, device=self._forward.device) - 1
-        logits = self._run_forward(inputs, torch.zeros_like(columns), columns)
+        logits = self._forward.logits(inputs, torch.zeros_like(columns), columns)
         states = [
             read_states(inputs["past_key_values"], shared, shared + begin, shared + end)
             for begin, end in pairwise([0, *ends])
@@ -295,10 +294,6 @@ class ContinuousBatching(Generation):
             last, self._kept.positions(), self._kept.mask(device), self._kept.cache
         )
         rows = torch.arange(len(last), device=device)
-        logits = self._run_forward(inputs, rows, torch.zeros_like(rows))
+        logits = self._forward.logits(inputs, rows, torch.zeros_like(rows))
         self._kept.grow()
         return take_tokens(self._running, logits)
-
-    @torch.no_grad()
-    def _run_forward(self, inputs: Inputs, rows: Tensor, columns: Tensor) -> Tensor:
-        return torch.cat(list(self._forward.logits(inputs, rows, columns)))

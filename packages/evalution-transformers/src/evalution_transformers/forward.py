@@ -16,6 +16,7 @@ from torch import Tensor
 from transformers import DynamicCache
 from transformers.cache_utils import DynamicLayer
 
+from evalution_enginekit.distributions import Rows, count_block_rows
 from evalution_enginekit.planning import shared_prefix
 from evalution_transformers.upstream import CausalModel
 
@@ -90,19 +91,16 @@ class Forward:
         with torch.no_grad():
             self.model.base_model(**inputs)
 
-    def logits(self, inputs: Inputs, rows: Tensor, columns: Tensor) -> Iterator[Tensor]:
-        """Yield logits [n, vocab] of token `columns[i]` of sequence `rows[i]`, in chunks."""
-        if not self.splits:
-            yield from self._whole(inputs, rows, columns).split(_ROWS_AT_ONCE)
-            return
-        hidden = self.model.base_model(**inputs).last_hidden_state
-        kept = hidden[rows.to(hidden.device), columns.to(hidden.device)]
-        del hidden
-        head = cast("torch.nn.Module", self.model.get_output_embeddings())
-        for chunk in kept.split(_ROWS_AT_ONCE):
-            yield head(chunk)
+    def logits(self, inputs: Inputs, rows: Tensor, columns: Tensor) -> Tensor:
+        """Return logits [n, vocab] of token `columns[i]` of sequence `rows[i]`."""
+        return self.project(self.compute_states(inputs, rows, columns))
 
-    def _whole(self, inputs: Inputs, rows: Tensor, columns: Tensor) -> Tensor:
+    @torch.no_grad()
+    def compute_states(self, inputs: Inputs, rows: Tensor, columns: Tensor) -> Tensor:
+        """Return the last hidden states [n, width] of these tokens; without `splits`, logits."""
+        if self.splits:
+            hidden = self.model.base_model(**inputs).last_hidden_state
+            return hidden[rows.to(hidden.device), columns.to(hidden.device)]
         if not self._takes_rows:
             logits = self.model(**inputs).logits
             return logits[rows.to(logits.device), columns.to(logits.device)]
@@ -110,38 +108,80 @@ class Forward:
         logits = self.model(**inputs, logits_to_keep=wanted).logits
         return logits[rows.to(logits.device), at.to(logits.device)]
 
+    @torch.no_grad()
+    def project(self, states: Tensor) -> Tensor:
+        """Return the logits of such states."""
+        if not self.splits:
+            return states
+        return cast("torch.nn.Module", self.model.get_output_embeddings())(states)
 
-@torch.no_grad()
-def score_rows(
-    forward: Forward,
-    inputs: Inputs,
-    rows: Sequence[int],
-    columns: Sequence[int],
-    token_ids: Sequence[int],
-) -> list[tuple[float, bool]]:
-    """Return the log-probability of `token_ids[i]` behind token `columns[i]` of row `rows[i]`.
 
-    Beside it stands whether no logit is larger. Several may read one token: it is projected once.
-    The arithmetic is float32 at least.
+class TorchLogits:
+    """Logits of a pass's targets, made of its last hidden states by the block.
+
+    Args:
+        forward: the model.
+        states: as `Forward.compute_states` returns them, [n, width].
+        at: target i reads row `at[i]` of them.
     """
-    read = torch.tensor([rows, columns], device=forward.device)
-    targets = torch.tensor(token_ids, device=forward.device)
-    places, at = torch.unique(read, dim=1, return_inverse=True, sorted=True)
-    order = torch.argsort(at, stable=True)
-    logprobs: list[Tensor] = []
-    greedy: list[Tensor] = []
-    begin = 0
-    sorted_at, sorted_targets = at[order], targets[order]
-    for chunk in forward.logits(inputs, places[0], places[1]):
-        end = begin + len(chunk)
-        inside = (sorted_at >= begin) & (sorted_at < end)
-        chosen, is_top = _score_targets(chunk, sorted_at[inside] - begin, sorted_targets[inside])
-        logprobs.append(chosen)
-        greedy.append(is_top)
-        begin = end
-    back = torch.argsort(order).cpu()
-    found = torch.cat(logprobs).double().cpu()[back].tolist()
-    return list(zip(found, torch.cat(greedy).cpu()[back].tolist(), strict=True))
+
+    def __init__(self, forward: Forward, states: Tensor, at: Tensor):
+        self._forward = forward
+        self._states = states
+        self._at = at
+        vocabulary = int(forward.model.config.get_text_config(decoder=True).vocab_size)
+        self.block_rows = count_block_rows(vocabulary)
+
+    @classmethod
+    def run(
+        cls,
+        forward: Forward,
+        inputs: Inputs,
+        columns: Sequence[int],
+        rows: Sequence[int] | None = None,
+    ) -> TorchLogits:
+        """Run a pass; target i is behind token `columns[i]` of sequence `rows[i]`, else the first.
+
+        A token that several targets of a block read is projected once.
+        """
+        read = torch.tensor([rows or [0] * len(columns), columns])
+        places, at = torch.unique(read, dim=1, return_inverse=True, sorted=True)
+        return cls(forward, forward.compute_states(inputs, places[0], places[1]), at)
+
+    @torch.no_grad()
+    def score(self, token_ids: Sequence[int]) -> list[tuple[float, bool]]:
+        """Return log-probability and greediness of each target, computed in float32 at least."""
+        order = torch.argsort(self._at, stable=True)
+        sorted_at, sorted_targets = self._at[order], torch.tensor(token_ids)[order]
+        logprobs: list[Tensor] = []
+        greedy: list[Tensor] = []
+        begin = first = 0
+        for part in self._states.split(_ROWS_AT_ONCE):
+            end = begin + len(part)
+            last = int(torch.searchsorted(sorted_at, end))
+            chosen, is_top = _score_targets(
+                self._forward.project(part),
+                sorted_at[first:last] - begin,
+                sorted_targets[first:last],
+            )
+            logprobs.append(chosen)
+            greedy.append(is_top)
+            begin, first = end, last
+        back = torch.argsort(order)
+        found = torch.cat(logprobs).double().cpu()[back].tolist()
+        return list(zip(found, torch.cat(greedy).cpu()[back].tolist(), strict=True))
+
+    @torch.no_grad()
+    def read(self, targets: Sequence[int]) -> Rows:
+        """Return the rows of these targets, normalised in float32 at least where the logits are."""
+        logits = self._forward.project(self._states[self._at[targets]])
+        dtype = torch.float64 if logits.dtype == torch.float64 else torch.float32
+        return logits.log_softmax(dim=-1, dtype=dtype).float().cpu().numpy()
+
+    def keep(self, targets: Sequence[int]) -> TorchLogits:
+        """Return the same of these targets alone."""
+        states = self._states[self._at[targets]]
+        return TorchLogits(self._forward, states, torch.arange(len(targets)))
 
 
 def _score_targets(logits: Tensor, rows: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
@@ -265,8 +305,9 @@ class SharedPrefix:
         ends = [begin + (len(token_ids) - begin) * at // max(1, count) for at in range(count + 1)]
         for low, high in pairwise(ends):
             place, piece = range(low, high), list(token_ids[low:high])
-            yield place, self._forward.inputs([piece], [place], None, self._cache)
+            inputs = self._forward.inputs([piece], [place], None, self._cache)
             self._token_ids += piece
+            yield place, inputs
 
     def continue_with(
         self,

@@ -165,7 +165,7 @@ class Probe:
         place = None if positions is None else [positions]
         inputs = forward.inputs([token_ids], place, mask, cache)
         columns = torch.arange(len(token_ids), device=forward.device)
-        return torch.cat(list(forward.logits(inputs, torch.zeros_like(columns), columns)))
+        return forward.logits(inputs, torch.zeros_like(columns), columns)
 
 
 @contextmanager

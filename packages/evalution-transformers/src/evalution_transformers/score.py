@@ -8,71 +8,17 @@ pass that needs them, which is cheaper than a pass of their own.
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
-import torch
-
-from evalution_enginekit import ScoringPlan, Target, TokenScore, TokenSpan, batches, plan_scoring
-from evalution_enginekit.planning import SpanScores
-from evalution_transformers.forward import (
-    Forward,
-    Inputs,
-    SharedPrefix,
-    score_rows,
-)
-from evalution_transformers.generate import OutOfMemory
+from evalution_enginekit import ScoringPlan, Target, TokenSpan, batches, plan_scoring
+from evalution_transformers.forward import Forward, SharedPrefix, TorchLogits
+from evalution_transformers.scoring_passes import PassLogits, Scorer, group_by_tokens
 
 _LEAST_KEPT = 8
 """Cached tokens from which continuing behind them beats running them again."""
 _REPEATED_SHARE = 64
 """A root of at most a 64th of a pass is repeated rather than cached."""
-
-
-class Scorer(ABC):
-    """Scores spans; once memory has run out, by smaller passes.
-
-    Args:
-        pass_tokens: tokens of one forward pass, padding included.
-    """
-
-    _out_of_memory: OutOfMemory = torch.OutOfMemoryError
-    """The exceptions after which half of the tokens are tried."""
-
-    def __init__(self, pass_tokens: int):
-        self._pass_tokens = pass_tokens
-
-    def score(self, spans: Sequence[TokenSpan]) -> Iterator[list[TokenScore]]:
-        """Yield the complete scores after each forward pass, in the order of the spans."""
-        done = 0
-        while done < len(spans):
-            scores = SpanScores(spans[done:])
-            try:
-                for _ in self._passes(spans[done:], scores):
-                    complete = scores.take_complete()
-                    done += len(complete)
-                    yield complete
-            except self._out_of_memory:
-                self.forget()
-                if self._pass_tokens == 1:
-                    raise
-                self._halve()
-            except BaseException:
-                # Some layers may hold tokens that others don't.
-                self.forget()
-                raise
-
-    def _halve(self) -> None:
-        self._pass_tokens //= 2
-
-    @abstractmethod
-    def _passes(self, spans: Sequence[TokenSpan], scores: SpanScores) -> Iterator[None]:
-        """Score all spans, and yield after each forward pass."""
-
-    def forget(self) -> None:
-        """Free what can be computed again."""
-        return
 
 
 @dataclass(slots=True)
@@ -215,9 +161,10 @@ class PrefixScorer(Scorer):
         self._prefix = SharedPrefix(forward)
 
     def forget(self) -> None:
+        super().forget()
         self._prefix.clear()
 
-    def _passes(self, spans: Sequence[TokenSpan], scores: SpanScores) -> Iterator[None]:
+    def _passes(self, spans: Sequence[TokenSpan]) -> Iterator[tuple[Sequence[Target], PassLogits]]:
         if not self._keeps_prefix:
             self._prefix.clear()
         tree = PrefixTree(plan_scoring(spans))
@@ -225,24 +172,30 @@ class PrefixScorer(Scorer):
         if cached >= _LEAST_KEPT:
             tree.begin_behind(cached)
         while (tree_pass := tree.next_pass(self._pass_tokens)) is not None:
-            self._run(tree, tree_pass, scores)
-            yield
+            yield from self._run(tree, tree_pass)
 
-    def _run(self, tree: PrefixTree, tree_pass: TreePass, scores: SpanScores) -> None:
+    def _run(
+        self, tree: PrefixTree, tree_pass: TreePass
+    ) -> Iterator[tuple[Sequence[Target], PassLogits]]:
         path = tree.path_ids(tree_pass.cached)
         wanted = [target for at in tree_pass.cached for target in tree.nodes[at].targets]
         begin = self._prefix.count_shared(path)
         begin = min([begin, *(target.position for target in wanted)])
         for place, inputs in self._prefix.passes(path, begin, self._pass_tokens):
             inside = [target for target in wanted if target.position in place]
-            columns = [target.position - place.start for target in inside]
-            self._score(inputs, columns, inside, scores)
+            if inside:
+                columns = [target.position - place.start for target in inside]
+                yield inside, TorchLogits.run(self._forward, inputs, columns)
+            else:
+                self._forward.run(inputs)
         if tree_pass.nodes:
-            self._run_nodes(tree, tree_pass.nodes, scores)
+            yield self._run_nodes(tree, tree_pass.nodes)
         for at in (*tree_pass.cached, *tree_pass.nodes):
             tree.nodes[at].targets = []
 
-    def _run_nodes(self, tree: PrefixTree, nodes: tuple[int, ...], scores: SpanScores) -> None:
+    def _run_nodes(
+        self, tree: PrefixTree, nodes: tuple[int, ...]
+    ) -> tuple[list[Target], PassLogits]:
         """Run nodes side by side in one row of tokens, each behind its parent if that is there."""
         place = {at: index for index, at in enumerate(nodes)}
         token_ids: list[int] = []
@@ -264,31 +217,9 @@ class PrefixScorer(Scorer):
             seen[index] = True
             ancestors.append(seen)
         inputs = self._prefix.continue_with(token_ids, positions, owners, ancestors)
-        self._score(inputs, columns, targets, scores)
+        logits = TorchLogits.run(self._forward, inputs, columns)
         self._prefix.prune(len(token_ids))
-
-    def _score(
-        self, inputs: Inputs, columns: list[int], targets: list[Target], scores: SpanScores
-    ) -> None:
-        if not targets:
-            self._forward.run(inputs)
-            return
-        token_ids = [target.token_id for target in targets]
-        found = score_rows(self._forward, inputs, [0] * len(columns), columns, token_ids)
-        for target, (logprob, is_greedy) in zip(targets, found, strict=True):
-            scores.add(target, logprob, is_greedy)
-
-
-def group_by_tokens(spans: Sequence[TokenSpan]) -> dict[tuple[int, ...], list[Target]]:
-    """Return each sequence that is fed, once, with the targets of all spans that it scores."""
-    same: dict[tuple[int, ...], list[Target]] = {}
-    for at, span in enumerate(spans):
-        found = same.setdefault(tuple(span.fed), [])
-        found += (
-            Target(position - 1, span.token_ids[position], at, position - span.start)
-            for position in range(span.start, len(span.token_ids))
-        )
-    return same
+        return targets, logits
 
 
 class PaddedScorer(Scorer):
@@ -306,12 +237,11 @@ class PaddedScorer(Scorer):
         self._forward = forward
         self._equal_lengths = equal_lengths
 
-    def _passes(self, spans: Sequence[TokenSpan], scores: SpanScores) -> Iterator[None]:
+    def _passes(self, spans: Sequence[TokenSpan]) -> Iterator[tuple[Sequence[Target], PassLogits]]:
         same = group_by_tokens(spans)
         rows = list(same.items())
         for batch in self._batches([len(row) for row in same]):
-            self._run([rows[at] for at in batch], scores)
-            yield
+            yield self._run([rows[at] for at in batch])
 
     def _batches(self, lengths: list[int]) -> Iterator[list[int]]:
         if not self._equal_lengths:
@@ -323,18 +253,16 @@ class PaddedScorer(Scorer):
             yield from (equal[begin : begin + size] for begin in range(0, len(equal), size))
 
     def _run(
-        self, rows: Sequence[tuple[tuple[int, ...], list[Target]]], scores: SpanScores
-    ) -> None:
+        self, rows: Sequence[tuple[tuple[int, ...], list[Target]]]
+    ) -> tuple[list[Target], PassLogits]:
         # Causal attention never looks at what follows: padding on the right needs no mask.
         longest = max(len(token_ids) for token_ids, _ in rows)
         padded = [[*ids, *ids[-1:] * (longest - len(ids))] for ids, _ in rows]
-        places = [(at, target) for at, (_, targets) in enumerate(rows) for target in targets]
-        found = score_rows(
+        targets = [target for _, targets in rows for target in targets]
+        logits = TorchLogits.run(
             self._forward,
             self._forward.inputs(padded),
-            [at for at, _ in places],
-            [target.position for _, target in places],
-            [target.token_id for _, target in places],
+            [target.position for target in targets],
+            [at for at, (_, targets) in enumerate(rows) for _ in targets],
         )
-        for (_, target), (logprob, is_greedy) in zip(places, found, strict=True):
-            scores.add(target, logprob, is_greedy)
+        return targets, logits

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 
 from evalution_core import Capability
 from evalution_enginekit import PromptQueue, TokenEvent, TokenScore, TokenSession, TokenSpan
+from evalution_enginekit.distributions import Rows
 from evalution_transformers.attached_model import run_steps
 from evalution_transformers.continuous import ContinuousBatching
 from evalution_transformers.forward import Forward
@@ -24,7 +25,8 @@ from evalution_transformers.probe import (
     probe_architecture,
     read_text_config,
 )
-from evalution_transformers.score import PaddedScorer, PrefixScorer, Scorer
+from evalution_transformers.score import PaddedScorer, PrefixScorer
+from evalution_transformers.scoring_passes import Scorer
 from evalution_transformers.upstream import CausalModel
 
 _log = logging.getLogger(__name__)
@@ -32,6 +34,8 @@ _log = logging.getLogger(__name__)
 _SCORING_WINDOW = 256
 """Spans planned together: a prefix that two windows share below the cached one is run twice."""
 _PRECISE = ("float64", "float32")
+
+T = TypeVar("T")
 
 
 def make_session(
@@ -200,10 +204,15 @@ class TransformersSession(TokenSession):
         return steps if self._mode is None else run_steps(steps, self._mode)
 
     def _score_tokens(self, spans: Sequence[TokenSpan]) -> Iterator[list[TokenScore]]:
+        return self._run_scorer(lambda scorer: scorer.score(spans))
+
+    def _compute_rows(self, spans: Sequence[TokenSpan]) -> Iterator[Rows]:
+        return self._run_scorer(lambda scorer: scorer.compute_rows(spans))
+
+    def _run_scorer(self, begin: Callable[[Scorer], Iterator[T]]) -> Iterator[T]:
         assert self._scorer is not None
         assert self._generation_path is not None
-        steps = self._scorer.score(spans)
-        return run_steps(steps, self._mode or self._generation_path.pause)
+        return run_steps(begin(self._scorer), self._mode or self._generation_path.pause)
 
     def _describe(self) -> dict[str, Any]:
         if self._generation_path is not None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from evalution_core import BaseEngine, ConfigurationError, Model, validate_options
+from evalution_core import BaseEngine, Capability, ConfigurationError, Model, validate_options
 from evalution_enginekit.runtime import SERVING_CAPABILITIES
 from evalution_vllm.options import VLLMOptions
 from evalution_vllm.runtime import describe_version, find_device, import_vllm
@@ -28,7 +28,7 @@ class VLLM(VLLMOptions, BaseEngine):
     Recorded: `dtype`, `kv_cache_dtype`, `quantization`, `tokenizer`, `eos_ids`.
     """
 
-    capabilities = SERVING_CAPABILITIES
+    capabilities = SERVING_CAPABILITIES | {Capability.DISTRIBUTIONS}
 
     def __post_init__(self) -> None:
         validate_options(self)

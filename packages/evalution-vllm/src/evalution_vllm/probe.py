@@ -55,6 +55,6 @@ def _score(
         for output in engine.step():
             if output.finished:
                 cached = output.num_cached_tokens or 0
-                if not has_scored_rows(output, group):
+                if not has_scored_rows(output, group, group.fed):
                     return None, cached
-                return group_scores(output, group)[0], cached
+                return group_scores(output, group, group.fed)[0], cached

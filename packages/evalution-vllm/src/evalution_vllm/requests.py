@@ -13,8 +13,9 @@ from typing import Any
 
 from evalution_core import EngineRuntimeError, EvalutionError, InvalidRequestError
 from evalution_core.redaction import redact_text
-from evalution_core.requests import FinishReason
+from evalution_core.requests import FinishReason, TopLogprobs
 from evalution_enginekit import TokenPrompt, TokenScore, WrongScoresError
+from evalution_enginekit.planning import take_top
 from evalution_enginekit.serving import (
     FixedBatchRequests,
     RequestUpdate,
@@ -40,17 +41,26 @@ class Parameters:
     Args:
         vllm: the runtime.
         vocabulary: how many tokens can be ranked.
+        window: how many tokens can be fed.
         streams: tokens are returned as they are generated; False: all of them at the end.
     """
 
-    def __init__(self, vllm: ModuleType, *, vocabulary: int, streams: bool = True):
+    def __init__(self, vllm: ModuleType, *, vocabulary: int, window: int, streams: bool = True):
         kinds = vllm.sampling_params.RequestOutputKind
         self._make: MakesParameters = vllm.SamplingParams
         self._vocabulary = vocabulary
+        self._window = window
         self._final: Any = kinds.FINAL_ONLY
         self._generated: Any = kinds.DELTA if streams else kinds.FINAL_ONLY
         self.refusals: tuple[type[Exception], ...] = (vllm.exceptions.VLLMClientError, ValueError)
         """Errors that vLLM raises over one request that it can't serve."""
+
+    def make(self, request_id: str, work: ServingRequest, *, reads_cache: bool = False) -> _Request:
+        """Return a request of vLLM; raises like `generation`, and `reads_cache` as in `scoring`."""
+        if isinstance(work, TokenPrompt):
+            return _Request(request_id, work, self.generation(work), work.token_ids)
+        parameters = self.scoring(work, reads_cache=reads_cache)
+        return _Request(request_id, work, parameters, self.choose_fed(work))
 
     def generation(self, prompt: TokenPrompt) -> Any:
         """Return parameters to generate up to one of the prompt's own stop ids, or its limit.
@@ -83,20 +93,36 @@ class Parameters:
 
         `reads_cache` lets prompt log-probabilities start after what the prefix cache has.
         """
-        inner: dict[str, Any] = {}
-        if group.inner:
+        fed = self.choose_fed(group)
+        wanted: dict[str, Any] = {}
+        if len(fed) > group.start:
             # The likeliest token comes along, because vLLM counts a tie as a lower rank.
-            inner = {"prompt_logprobs": 1, "skip_reading_prefix_cache": not reads_cache}
+            wanted = {
+                "prompt_logprobs": group.top_logprobs or 1,
+                "skip_reading_prefix_cache": not reads_cache,
+            }
+        if group.top_logprobs is None:
+            wanted["logprob_token_ids"] = group.listed
+        elif len(fed) == len(group.fed):
+            wanted["logprobs"] = self._vocabulary
         return self._make(
             max_tokens=1,
             temperature=0.0,
             ignore_eos=True,
-            logprob_token_ids=group.listed,
             flat_logprobs=True,
             detokenize=False,
             output_kind=self._final,
-            **inner,
+            **wanted,
         )
+
+    def choose_fed(self, group: SpanGroup) -> Sequence[int]:
+        """Return the ids to feed: all but the last token, or that too to rank others beside it.
+
+        Of a generated token vLLM lists either given ones or the likeliest ones, never both. So in
+        a full window, where the last token has no place, the whole row is read.
+        """
+        is_ranked = group.top_logprobs is not None and len(group.fed) < self._window
+        return group.spans[0].token_ids if is_ranked else group.fed
 
     def to_invalid_request(self, error: Exception) -> EvalutionError:
         return InvalidRequestError(f"vLLM refuses the request: {redact_text(str(error))}")
@@ -107,22 +133,21 @@ class _Request:
     request_id: str
     work: ServingRequest
     parameters: Any
-
-    @property
-    def token_ids(self) -> Sequence[int]:
-        return self.work.fed if isinstance(self.work, SpanGroup) else self.work.token_ids
+    token_ids: Sequence[int]
 
     @property
     def kind(self) -> str:
-        if isinstance(self.work, SpanGroup):
+        if self.parameters.logprob_token_ids:
             return _LISTED
-        return _RANKED if self.work.logprobs else _PLAIN
+        return _RANKED if self.parameters.logprobs else _PLAIN
 
     def update(self, output: Output) -> RequestUpdate:
         work = self.work
         if isinstance(work, TokenPrompt):
             return generation_update(self.request_id, output, work)
-        return RequestUpdate.from_scores(self.request_id, lambda: group_scores(output, work))
+        return RequestUpdate.from_scores(
+            self.request_id, lambda: group_scores(output, work, self.token_ids)
+        )
 
 
 class StepRequests:
@@ -146,11 +171,10 @@ class StepRequests:
         self._held: deque[_Request] = deque()
 
     def generate(self, request_id: str, prompt: TokenPrompt) -> None:
-        self._submit(_Request(request_id, prompt, self._parameters.generation(prompt)))
+        self._submit(self._parameters.make(request_id, prompt))
 
     def score(self, request_id: str, group: SpanGroup) -> None:
-        parameters = self._parameters.scoring(group, reads_cache=self._reads_cache)
-        self._submit(_Request(request_id, group, parameters))
+        self._submit(self._parameters.make(request_id, group, reads_cache=self._reads_cache))
 
     def advance(self) -> list[RequestUpdate]:
         updates = self._add_held()
@@ -220,20 +244,14 @@ class StepRequests:
         if isinstance(work, SpanGroup):
             if not output.finished:
                 return None
-            if not has_scored_rows(output, work):
-                again = self._parameters.scoring(work, reads_cache=False)
-                self._add(_Request(request.request_id, work, again))
+            if not has_scored_rows(output, work, request.token_ids):
+                self._add(self._parameters.make(request.request_id, work))
                 return None
         return request.update(output)
 
 
 def make_batch_requests(llm: BatchEngine, parameters: Parameters) -> FixedBatchRequests[_Request]:
     """Return the requests of fixed batches, each a call of `LLM.generate` or two."""
-
-    def prepare(request_id: str, work: ServingRequest) -> _Request:
-        if isinstance(work, SpanGroup):
-            return _Request(request_id, work, parameters.scoring(work, reads_cache=False))
-        return _Request(request_id, work, parameters.generation(work))
 
     def run(requests: Sequence[_Request]) -> Iterator[RequestUpdate]:
         listing = [request for request in requests if request.kind == _LISTED]
@@ -249,7 +267,7 @@ def make_batch_requests(llm: BatchEngine, parameters: Parameters) -> FixedBatchR
                 for request, output in zip(part, outputs, strict=True):
                     yield request.update(output)
 
-    return FixedBatchRequests(prepare, run, llm.reset_prefix_cache)
+    return FixedBatchRequests(parameters.make, run, llm.reset_prefix_cache)
 
 
 def to_prompt(token_ids: Sequence[int]) -> dict[str, Any]:
@@ -279,48 +297,60 @@ def generation_update(request_id: str, output: Output, prompt: TokenPrompt) -> R
     return update
 
 
-def has_scored_rows(output: Output, group: SpanGroup) -> bool:
+def has_scored_rows(output: Output, group: SpanGroup, fed: Sequence[int]) -> bool:
     """Return whether the rows that `group` needs were computed, not replaced by the cache."""
-    return not group.inner or (output.num_cached_tokens or 0) < group.start
+    return len(fed) == group.start or (output.num_cached_tokens or 0) < group.start
 
 
-def group_scores(output: Output, group: SpanGroup) -> list[TokenScore]:
-    """Return the scores of the spans of `group`.
+def group_scores(output: Output, group: SpanGroup, fed: Sequence[int]) -> list[TokenScore]:
+    """Return the scores of the spans of `group`, of which `fed` was the prompt.
 
     Raises:
         WrongScoresError: an entry that should be there is missing, or belongs to another token.
     """
-    inner, inner_is_greedy = _prompt_scores(output, group)
+    inner, inner_is_greedy, tops = _prompt_scores(output, group, fed)
+    runtime = {"cached_tokens": output.num_cached_tokens}
+    if len(fed) > len(group.fed):
+        return [TokenScore(inner, inner_is_greedy, runtime, tops)]
     last = output.outputs[0].logprobs
     if last is None or len(last) != 1:
         raise WrongScoresError("vLLM returned no log-probabilities of the listed tokens")
     begin, end = last.start_indices[0], last.end_indices[0]
     likeliest = last.logprobs[begin]
     listed = dict(zip(last.token_ids[begin:end], last.logprobs[begin:end], strict=True))
+    if group.top_logprobs is not None:
+        tops.append(take_top(listed, group.top_logprobs))
     scores: list[TokenScore] = []
-    runtime = {"cached_tokens": output.num_cached_tokens}
     for span in group.spans:
         value = listed.get(span.token_ids[-1])
         if value is None:
             raise WrongScoresError(f"vLLM left out listed token {span.token_ids[-1]}")
         is_greedy = inner_is_greedy and value >= likeliest
-        scores.append(TokenScore([*inner, value], is_greedy, runtime))
+        scores.append(TokenScore([*inner, value], is_greedy, runtime, tops or None))
     return scores
 
 
-def _prompt_scores(output: Output, group: SpanGroup) -> tuple[list[float], bool]:
-    """Return log-probabilities of scored tokens inside the prompt, and whether all are greedy."""
-    if not group.inner:
-        return [], True
-    rows, fed = output.prompt_logprobs, group.fed
-    if rows is None or len(rows) < group.inner:
+def _prompt_scores(
+    output: Output, group: SpanGroup, fed: Sequence[int]
+) -> tuple[list[float], bool, TopLogprobs]:
+    """Return log-probabilities of scored tokens inside the prompt, and whether all are greedy.
+
+    And the likeliest tokens in their places, for a group that wants them.
+    """
+    wanted = len(fed) - group.start
+    if not wanted:
+        return [], True, []
+    rows = output.prompt_logprobs
+    if rows is None or len(rows) < wanted:
         found = 0 if rows is None else len(rows)
-        raise WrongScoresError(f"vLLM returned {found} of {group.inner} prompt log-probabilities")
+        raise WrongScoresError(f"vLLM returned {found} of {wanted} prompt log-probabilities")
     values: list[float] = []
+    tops: TopLogprobs = []
     is_greedy = True
     # Counted from the end: a runner may leave out the rows that it took from the cache.
     for position in range(group.start, len(fed)):
-        row = rows.start_indices[len(rows) - len(fed) + position]
+        at = len(rows) - len(fed) + position
+        row = rows.start_indices[at]
         if rows.token_ids[row] != fed[position]:
             raise WrongScoresError(
                 f"vLLM's prompt log-probabilities are shifted: token {rows.token_ids[row]} where "
@@ -328,7 +358,11 @@ def _prompt_scores(output: Output, group: SpanGroup) -> tuple[list[float], bool]
             )
         values.append(rows.logprobs[row])
         is_greedy = is_greedy and rows.logprobs[row] >= rows.logprobs[row + 1]
-    return values, is_greedy
+        if group.top_logprobs is not None:
+            others = slice(row + 1, rows.end_indices[at])
+            listed = zip(rows.token_ids[others], rows.logprobs[others], strict=True)
+            tops.append(take_top(dict(listed), group.top_logprobs))
+    return values, is_greedy, tops
 
 
 def _generated_logprobs(found: Logprobs, wanted: int) -> tuple[list[float], list[dict[int, float]]]:

@@ -74,7 +74,9 @@ def _make_requests(
     vllm, llm = served.runtime.vllm, served.runtime.llm
     engine = llm.llm_engine
     vocabulary = int(engine.model_config.get_vocab_size())
-    parameters = Parameters(vllm, vocabulary=vocabulary, streams=not is_fixed)
+    parameters = Parameters(
+        vllm, vocabulary=vocabulary, window=served.max_model_len, streams=not is_fixed
+    )
     if is_fixed:
         return make_batch_requests(llm, parameters), "fixed batches score without the cache"
     with runtime_errors("a trial of the prefix cache"):

@@ -47,7 +47,7 @@ def test_badge_says_what_was_measured_and_how(make_fidelity: Any) -> None:
 def test_badge_of_a_lower_bound_says_so(make_fidelity: Any) -> None:
     first, second = read_badge(make_badge(make_fidelity(top=20)))
     assert first.startswith("KL ≥ 0.0124 (")
-    assert second.endswith("top 20")
+    assert second.endswith("top 20, 93.12 % of the mass")
 
 
 def test_name_can_not_bring_markup_into_the_badge(make_fidelity: Any) -> None:

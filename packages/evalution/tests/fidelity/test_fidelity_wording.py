@@ -110,7 +110,7 @@ def test_decisions_are_counted_both_ways(make_fidelity: Any) -> None:
         in lines
     )
     assert (
-        "Of 20 greedy completions of the candidate 14 are the same; half of the others part "
+        "Of 20 greedy completions 14 are the same; half of the others part "
         "within 9 tokens." in lines
     )
 

@@ -229,7 +229,9 @@ def test_no_credential_reaches_the_page(
 
 
 def test_report_without_runs_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ConfigurationError, match="needs at least one run, or one parity check"):
+    with pytest.raises(
+        ConfigurationError, match="at least one run, parity check or fidelity measurement"
+    ):
         write_report([], tmp_path / "page.html")
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
 
 from evalution_conformance.assertions import (
     assert_same_logprobs,
@@ -15,6 +14,7 @@ from evalution_conformance.probes import (
     LONGEST_PROBE,
     PAIRS,
     PROMPTS,
+    change_tokens,
     make_long_text,
 )
 from evalution_conformance.reference_values import WindowCase, require_window
@@ -57,7 +57,7 @@ class IsolationChecks:
     def test_a_seen_beginning_changes_no_score(self, subject: Subject) -> None:
         """Tokens after a changed one are scored with it, though what is around it was seen."""
         case = require_window(subject)
-        last, *others = _change_tokens(_read_context(subject, case))
+        last, *others = change_tokens(_read_context(subject, case))
         changed = subject.score_ids(last, case.token_ids[-_ENDING:])
         assert abs(changed.logprob - math.fsum(case.token_logprobs[-_ENDING:])) > _SAME, (
             "a context with another last token scores as the one that was seen before"
@@ -70,7 +70,7 @@ class IsolationChecks:
     def test_a_completion_changes_no_score(self, subject: Subject) -> None:
         """A score doesn't depend on what a completion of a similar prompt left behind."""
         case = require_window(subject)
-        for changed_ids in _change_tokens(_read_context(subject, case)):
+        for changed_ids in change_tokens(_read_context(subject, case)):
             subject.complete(GenerationRequest(input_ids=changed_ids, max_new_tokens=2))
         _assert_ending(subject, case, " that were completed with another token")
 
@@ -107,13 +107,6 @@ def _probe_length(subject: Subject) -> int:
 
 def _read_context(subject: Subject, case: WindowCase) -> list[int]:
     return [subject.conditioning_id, *case.token_ids[:-_ENDING]]
-
-
-def _change_tokens(token_ids: Sequence[int]) -> Iterator[list[int]]:
-    """Yield the ids with one token changed: the last, one in the middle, the first after BOS."""
-    for at in (len(token_ids) - 1, len(token_ids) // 2, 1):
-        other = next(token_id for token_id in token_ids[1:] if token_id != token_ids[at])
-        yield [*token_ids[:at], other, *token_ids[at + 1 :]]
 
 
 def _assert_ending(subject: Subject, case: WindowCase, rule: str) -> None:

@@ -154,7 +154,13 @@ class ChatBody(GenerationBody):
     continue_final_message: bool | None = None
 
 
-class LoglikelihoodItem(Strict):
+class ScoredItem(Strict):
+    top_logprobs: Annotated[int, Field(ge=1, le=1000)] | None = Field(
+        None, description="List that many of the likeliest tokens at each scored position, by id."
+    )
+
+
+class LoglikelihoodItem(ScoredItem):
     """A continuation and its context, as text, ids or messages; ids are taken as they are."""
 
     context: str | None = None
@@ -174,7 +180,7 @@ class LoglikelihoodBody(Body, LoglikelihoodItem):
     )
 
 
-class RollingItem(Strict):
+class RollingItem(ScoredItem):
     """A text to score as a whole, or its token ids."""
 
     text: str | None = None
@@ -259,19 +265,23 @@ def check_count(count: int, served: ServedModel) -> None:
 def check_listed(requests: Sequence[GenerationRequest], served: ServedModel) -> None:
     """Raise an `ApiError` for more log-probabilities than fit into memory."""
     listed = max((request.logprobs or 0 for request in requests), default=0)
-    if listed <= 1:
-        return
     places = sum(
         min(request.max_new_tokens, served.max_model_len or request.max_new_tokens)
         + len(request.input_ids or ())
         for request in requests
     )
+    if listed > 1:
+        check_listed_places(listed, places, "logprobs")
+
+
+def check_listed_places(listed: int, places: int, param: str) -> None:
+    """Raise an `ApiError` where so many log-probabilities at each place don't fit into memory."""
     if listed * places > _MOST_LISTED:
         raise ApiError(
             400,
             f"{listed} log-probabilities at up to {places} tokens are more than the {_MOST_LISTED} "
             "that one answer may have; ask for fewer, or for fewer tokens or choices",
-            param="logprobs",
+            param=param,
         )
 
 

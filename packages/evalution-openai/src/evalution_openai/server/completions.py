@@ -1,8 +1,8 @@
 """`/v1/completions`, with the log-probabilities that `echo` asks for, and `/v1/chat/completions`.
 
-The session's scoring path gives the log-probabilities of the prompt's own tokens, but not those of
-other tokens. For these, one token is generated at each position; a session that caches prefixes
-computes the prompt once.
+The session's scoring path gives the log-probabilities of the prompt's own tokens, and of others if
+it has `prompt_top_logprobs`. Else one token is generated at each position; a session that caches
+prefixes computes the prompt once.
 """
 
 from __future__ import annotations
@@ -96,10 +96,18 @@ async def score_prompt(
 async def _find_likeliest(
     served: ServedModel, token_ids: Sequence[int], listed: int
 ) -> list[dict[int, float]]:
-    """Find the likeliest tokens at each position but the first, the longest prefixes first.
+    """Find the likeliest tokens at each position but the first.
 
-    A few prefixes at once: all of them need memory as the square of the prompt.
+    By generation the longest prefixes come first, and a few at once: all of them need memory as the
+    square of the prompt.
     """
+    if Capability.PROMPT_TOP_LOGPROBS in served.capabilities:
+        request = LoglikelihoodRequest(
+            context_input_ids=token_ids[:1],
+            continuation_input_ids=token_ids[1:],
+            top_logprobs=listed,
+        )
+        return (await served.calls.score(request)).top_logprobs or []
     tops: list[dict[int, float]] = []
     lengths = range(len(token_ids) - 1, 0, -1)
     for begin in range(0, len(lengths), _PREFIXES):

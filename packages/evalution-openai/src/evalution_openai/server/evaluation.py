@@ -27,6 +27,7 @@ from evalution_openai.server.bodies import (
     RollingItem,
     TokenizeBody,
     check_count,
+    check_listed_places,
     dump_messages,
 )
 from evalution_openai.server.errors import ApiError, ErrorDetail, make_unsupported, to_api_error
@@ -47,6 +48,7 @@ class RollingAnswer(TypedDict):
     token_count: NotRequired[int]
     token_ids: NotRequired[list[int] | None]
     token_logprobs: NotRequired[list[float] | None]
+    top_logprobs: NotRequired[list[dict[int, float]]]
     error: NotRequired[ErrorDetail]
 
 
@@ -79,6 +81,7 @@ async def loglikelihood(served: ServedModel, body: LoglikelihoodBody) -> dict[st
             continuation_input_ids=item.continuation_input_ids,
             messages=None if item.messages is None else dump_messages(item.messages),
             truncation=item.truncation or "left",
+            top_logprobs=item.top_logprobs,
         )
         served.validation.check_loglikelihood(request)
         return request
@@ -90,7 +93,9 @@ async def rolling(served: ServedModel, body: RollingBody) -> dict[str, Any]:
     """Score each token of one text, or of those of `requests`."""
 
     def make(item: RollingItem) -> RollingLoglikelihoodRequest:
-        request = RollingLoglikelihoodRequest(item.text or "", item.input_ids)
+        request = RollingLoglikelihoodRequest(
+            item.text or "", item.input_ids, top_logprobs=item.top_logprobs
+        )
         served.validation.check_rolling(request)
         return request
 
@@ -107,6 +112,8 @@ async def _score(
     each = [single] if items is None else items
     check_count(len(each), served)
     requests = [_make_or_fail(make, item) for item in each]
+    places = sum(map(_count_listed, requests))
+    check_listed_places(1, places, "top_logprobs")
     valid: list[Any] = [one for one in requests if not isinstance(one, RequestFailure)]
     scores = iter(await served.calls.answer(valid))
     results = [one if isinstance(one, RequestFailure) else next(scores) for one in requests]
@@ -119,6 +126,17 @@ async def _score(
         except EvalutionError as error:
             answers.append({"error": to_api_error(error, served.secrets).answer["error"]})
     return {"results": answers}
+
+
+def _count_listed(request: Request | RequestFailure) -> int:
+    """Count the likeliest tokens that a request lists at most; a token is at least a byte."""
+    if isinstance(request, LoglikelihoodRequest):
+        scored = request.continuation_input_ids or request.continuation.encode()
+    elif isinstance(request, RollingLoglikelihoodRequest):
+        scored = request.input_ids or request.text.encode()
+    else:
+        return 0
+    return len(scored) * (request.top_logprobs or 0)
 
 
 def _make_or_fail(make: Callable[[Item], Request], item: Item) -> Request | RequestFailure:
@@ -139,6 +157,8 @@ def _format_result(
         "token_ids": result.token_ids,
         "token_logprobs": result.token_logprobs,
     }
+    if result.top_logprobs is not None:
+        answer["top_logprobs"] = result.top_logprobs
     if isinstance(result, LoglikelihoodOutput):
         answer["is_greedy"] = result.is_greedy
         answer["prompt_tokens"] = result.prompt_tokens

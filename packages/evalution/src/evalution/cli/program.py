@@ -13,6 +13,7 @@ from typing import Annotated
 
 import typer
 
+from evalution.cli import fidelity
 from evalution.cli.doctor import doctor
 from evalution.cli.errors import EXIT_FAILED, report_errors
 from evalution.cli.extensions import add_commands
@@ -204,4 +205,5 @@ _COMMANDS = (
 )
 for _command in _COMMANDS:
     app.command()(_command)
-add_commands(app, {command.__name__.replace("_", "-") for command in _COMMANDS})
+app.add_typer(fidelity.app)
+add_commands(app, {"fidelity", *(command.__name__ for command in _COMMANDS)})

@@ -14,7 +14,7 @@ _STEPS = 100_000
 """Far beyond what is needed: the fraction takes some √(freedom) steps."""
 
 
-def two_sided_p(t: float, freedom: int) -> float:
+def two_sided_p(t: float, freedom: float) -> float:
     """P(|T| ≥ |t|) with n degrees of freedom: `I(n/(n+t²); n/2, 1/2)`.
 
     NIST Digital Library of Mathematical Functions, §8.17; the distribution by Abramowitz and
@@ -27,7 +27,7 @@ def two_sided_p(t: float, freedom: int) -> float:
     return _incomplete_beta(freedom / (freedom + square), square / (freedom + square), freedom)
 
 
-def two_sided_quantile(p: float, freedom: int) -> float:
+def two_sided_quantile(p: float, freedom: float) -> float:
     """The t that |T| reaches with probability `p`, between 1e-9 and 1; by bisection."""
     low, high = 0.0, 1.0
     while two_sided_p(high, freedom) > p:
@@ -41,7 +41,7 @@ def two_sided_quantile(p: float, freedom: int) -> float:
     return (low + high) / 2
 
 
-def _incomplete_beta(x: float, complement: float, freedom: int) -> float:
+def _incomplete_beta(x: float, complement: float, freedom: float) -> float:
     """`I(x; freedom/2, 1/2)`, where `complement` is `1 - x`."""
     a, b = freedom / 2, 0.5
     if x <= 0.0:

@@ -3,19 +3,13 @@
 from __future__ import annotations
 
 import html
-import re
 
 from evalution.fidelity.result import FidelityResult
-from evalution.fidelity.wording import format_estimate, name_side
-from evalution.redaction import mask_text
+from evalution.fidelity.wording import clean_text, format_estimate, format_share, name_side
 
 _LONGEST = 60
 """Characters of a part before its middle is left out."""
-_ILLEGAL = re.compile(
-    r"[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]|[\u202a-\u202e\u2066-\u2069]"
-)
-"""Characters that XML 1.0 can't hold, even escaped, and those that turn the direction of text."""
-_CHARACTER = 6.6
+_CHARACTER = 6.1
 """Width of a character of the badge's font, in pixels; `textLength` makes it true of any font."""
 _MARGIN = 8
 
@@ -40,16 +34,17 @@ def make_badge(result: FidelityResult) -> str:
     divergence = result.overall.candidate.divergence
     kl = format_estimate(divergence.kl, is_lower_bound=divergence.is_lower_bound)
     first = f"KL {kl} nats · against {_shorten(name_side(result.reference))}"
-    mode = "whole vocabulary" if result.top is None else f"top {result.top}"
+    mode = "whole vocabulary"
+    if divergence.is_lower_bound:
+        mode = f"top {result.top}, {format_share(divergence.covered)} of the mass"
     second = " · ".join(
         [
             _shorten(name_side(result.candidate)),
-            _shorten(mask_text(", ".join(suite.name for suite in result.suites))),
+            _shorten(clean_text(", ".join(suite.name for suite in result.suites))),
             f"window {result.window}",
             mode,
         ]
     )
-    first, second = _clean(first), _clean(second)
     widths = [round(len(text) * _CHARACTER) for text in (first, second)]
     width = max(widths) + 2 * _MARGIN
     return _SVG.format(
@@ -69,7 +64,3 @@ def _shorten(text: str) -> str:
         return text
     half = _LONGEST // 2
     return f"{text[:half]}…{text[1 - half :]}"
-
-
-def _clean(text: str) -> str:
-    return " ".join(_ILLEGAL.sub("�", text).split())

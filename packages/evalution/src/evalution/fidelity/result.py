@@ -36,8 +36,9 @@ class Divergence:
     """Distance of one side's distributions from those of the reference, over `positions`.
 
     All divergences are in nats; `kl` is KL(reference ‖ side), `reverse_kl` the other direction, and
-    the Jensen-Shannon divergence `js` at most ln 2. Quantiles are of `kl` over positions, by
-    nearest rank; `top_share` is the part of the sum of `kl` that its largest hundredth carries.
+    the Jensen-Shannon divergence `js` at most ln 2. Quantiles are of `kl` over positions, between
+    two by linear interpolation; `top_share` is the part of the sum of `kl` that its largest
+    hundredth carries.
     `rms_dp` is the root mean square of Δp of the token that stands in the text. `same_top` is the
     share of positions with the same most likely token, `top5_overlap` the mean share of tokens that
     the five most likely of both have in common. `log_ppl_ratio` is the mean of
@@ -46,6 +47,10 @@ class Divergence:
     With `is_lower_bound`, only the most likely tokens were known on a side: `kl`, `reverse_kl` and
     `js` are lower bounds, and `covered` is the mean mass of the reference that was compared token
     by token. Figures that can't be known then are None.
+
+    At `infinite` positions the side excludes a token that the reference doesn't, so that `kl` has
+    no finite value; they count in the quantiles. Each mean is over the positions where its figure
+    is finite.
     """
 
     positions: int
@@ -66,6 +71,7 @@ class Divergence:
     entropy: float | None
     is_lower_bound: bool = False
     covered: float = 1.0
+    infinite: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,7 @@
-"""The folder of a measurement: `fidelity.json`, and the badge beside it."""
+"""The folder of a measurement: `fidelity.json`, and the badge beside it.
+
+Its own module, as the values know nothing of the badge that is made of them.
+"""
 
 from __future__ import annotations
 

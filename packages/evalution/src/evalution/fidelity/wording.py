@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterator, Mapping
 from statistics import median_low
 from typing import Any
@@ -22,6 +23,11 @@ _LEAST_DECIMALS = 4
 _LEAST_PLAIN = 1e-4
 """Numbers below this one are shown with an exponent."""
 _TAIL_SHARE = 0.5
+_UNSAFE = re.compile(
+    r"[^\t\n\r\x20-\x7e\xa0-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]"
+    r"|[\u200e\u200f\u202a-\u202e\u2066-\u2069]"
+)
+"""Characters that rule a terminal, that XML can't hold, or that turn the direction of text."""
 _FLOATS = ("none", "f32", "f16", "bf16", "float32", "float16", "bfloat16")
 
 
@@ -64,9 +70,14 @@ def format_share(share: float) -> str:
     return text.replace("%", " %")
 
 
+def clean_text(text: str) -> str:
+    """Return `text` in one line, without credentials, and without characters that aren't shown."""
+    return mask_text(_UNSAFE.sub("�", " ".join(text.split())))
+
+
 def name_model(side: Side) -> str:
-    """Return the label or path of a side's model, without credentials."""
-    return mask_text(str(side.model.get("label") or side.model.get("path") or "default model"))
+    """Return the label or path of a side's model."""
+    return clean_text(str(side.model.get("label") or side.model.get("path") or "default model"))
 
 
 def name_engine(side: Side) -> str:
@@ -74,7 +85,7 @@ def name_engine(side: Side) -> str:
     name = str(side.engine.get("name") or "a live session")
     execution: Mapping[str, Any] = side.engine.get("execution") or {}
     precision = find_quantization(side) or execution.get("dtype")
-    return mask_text(f"{name} ({precision})" if precision else name)
+    return clean_text(f"{name} ({precision})" if precision else name)
 
 
 def name_side(side: Side) -> str:
@@ -111,10 +122,10 @@ def describe_result(result: FidelityResult) -> list[str]:
     lines = [_describe_cost(result), *_describe_doubt(result)]
     lines += [line for name, arm in arms for line in _describe_bound(name, arm.divergence)]
     lines += [line for name, arm in arms for line in _describe_zero(name, arm.divergence)]
-    for name, arm in arms:
-        lines += _describe_tail(name, arm.divergence)
-        lines += _describe_flips(name, arm.flips)
-        lines += _describe_greedy(name, arm.greedy)
+    candidate = whole.candidate
+    lines += _describe_tail(candidate.divergence)
+    lines += _describe_flips(candidate.flips)
+    lines += _describe_greedy(candidate.greedy)
     return lines
 
 
@@ -200,28 +211,26 @@ def _describe_zero(name: str, divergence: Divergence) -> Iterator[str]:
         )
 
 
-def _describe_tail(name: str, divergence: Divergence) -> Iterator[str]:
-    if math.isfinite(divergence.kl.value) and divergence.top_share >= _TAIL_SHARE:
+def _describe_tail(divergence: Divergence) -> Iterator[str]:
+    if 0 < divergence.kl.value < math.inf and divergence.top_share >= _TAIL_SHARE:
         yield (
-            f"Few tokens make the mean of the {name}: the worst 1 % of positions carry "
+            f"Few tokens make the mean: the worst 1 % of positions carry "
             f"{format_share(divergence.top_share)} of it, and half of all have at most "
             f"{format_nats(divergence.median)}."
         )
 
 
-def _describe_flips(name: str, flips: ChoiceFlips | None) -> Iterator[str]:
+def _describe_flips(flips: ChoiceFlips | None) -> Iterator[str]:
     if flips is not None and flips.questions:
         yield (
-            f"Of {flips.questions:,} questions the {name} answers {flips.changed:,} otherwise: "
+            f"Of {flips.questions:,} questions the candidate answers {flips.changed:,} otherwise: "
             f"{flips.right_to_wrong:,} turned wrong, {flips.wrong_to_right:,} turned right."
         )
 
 
-def _describe_greedy(name: str, greedy: GreedyDivergence | None) -> Iterator[str]:
+def _describe_greedy(greedy: GreedyDivergence | None) -> Iterator[str]:
     if greedy is not None and greedy.prompts:
-        line = (
-            f"Of {greedy.prompts:,} greedy completions of the {name} {greedy.same:,} are the same"
-        )
+        line = f"Of {greedy.prompts:,} greedy completions {greedy.same:,} are the same"
         if greedy.first_steps:
             line += f"; half of the others part within {median_low(greedy.first_steps)} tokens"
         yield f"{line}."

@@ -98,7 +98,7 @@ class RequestEncoder:
 
 
 @contextmanager
-def _open_side(
+def open_side(
     side: EngineAndModel, progress: Progress, record: dict[str, Any], *, isolate: bool
 ) -> Generator[SessionHolder]:
     """Load the model, and free it at the end; `record` describes the engine then."""
@@ -312,7 +312,7 @@ class _Check:
 
     def _open(self, side: str, lane: EngineAndModel) -> AbstractContextManager[SessionHolder]:
         self.engines[side] = {}
-        return _open_side(lane, self._progress, self.engines[side], isolate=self._isolate)
+        return open_side(lane, self._progress, self.engines[side], isolate=self._isolate)
 
     def _require_ids(self, holder: SessionHolder, lane: EngineAndModel) -> TextCodec | None:
         """Return the session's tokenizer; None if it keeps that, or all are asked by text.

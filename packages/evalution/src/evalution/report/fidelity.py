@@ -24,7 +24,7 @@ from evalution.report.rendering import ABSENT
 _WORST_SHOWN = 20
 _BEFORE_SHOWN = 240
 """Characters of the text before a token: its end."""
-_CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\ud800-\udfff]")
+_CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u200e\u200f\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
 _MARKS = {"\n": "↵", "\t": "⇥"}
 _MEGABYTE = 1e6
 
@@ -60,6 +60,7 @@ class FidelityView:
     candidate: str
     control: str | None
     mode: str
+    weights: str | None
     sentences: Sequence[str]
     notes: Sequence[str]
     suites: Sequence[SuiteFidelity]
@@ -102,6 +103,7 @@ def make_fidelity_view(result: FidelityResult, position: int) -> FidelityView:
         candidate=name_side(result.candidate),
         control=None if result.control is None else name_side(result.control),
         mode=describe_mode(result),
+        weights=_describe_weights(result),
         sentences=[mask_text(text) for text in describe_result(result)],
         notes=[mask_text(text) for text in result.notes],
         suites=suites,
@@ -109,6 +111,17 @@ def make_fidelity_view(result: FidelityResult, position: int) -> FidelityView:
         worst=_list_worst(result),
         figures=make_fidelity_figures(suites, f"fidelity-{position}"),
     )
+
+
+def _describe_weights(result: FidelityResult) -> str | None:
+    before, after = result.reference.bytes, result.candidate.bytes
+    if before is None or after is None:
+        return None
+    return f"{_format_bytes(after)} of weights, {_format_bytes(before)} in the reference"
+
+
+def _format_bytes(count: int | None) -> str:
+    return ABSENT if count is None else f"{count / _MEGABYTE:,.1f} MB"
 
 
 def _list_worst(result: FidelityResult) -> list[ShownToken]:
@@ -139,7 +152,7 @@ def _show_chance(token: TopToken, text: str) -> TokenChance:
 
 
 def show_text(text: str) -> str:
-    """Return `text` with signs for its line ends and control characters."""
+    """Return `text` with signs for its line ends and other characters that can't be seen."""
     return _CONTROL.sub(lambda found: _MARKS.get(found[0], "�"), text)
 
 
@@ -178,10 +191,9 @@ def _make_candidate(result: FidelityResult) -> CandidateRow:
     whole = result.overall
     divergence, flips = whole.candidate.divergence, whole.candidate.flips
     bound = "≥ " if divergence.is_lower_bound else ""
-    size = result.candidate.bytes
     return CandidateRow(
         name=name_side(result.candidate),
-        size=ABSENT if size is None else f"{size / _MEGABYTE:,.1f} MB",
+        size=_format_bytes(result.candidate.bytes),
         kl=format_estimate(divergence.kl, is_lower_bound=divergence.is_lower_bound),
         contrast=ABSENT if whole.contrast is None else format_estimate(whole.contrast),
         p99=bound + format_nats(divergence.p99),

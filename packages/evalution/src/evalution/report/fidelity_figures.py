@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 from evalution.fidelity.result import Arm, Bin, Estimate, FidelityResult, SuiteFidelity
@@ -23,6 +25,7 @@ from evalution.report.rendering import RunLabel
 _HEIGHT = 320
 _MEGABYTE = 1e6
 _LEGEND_WIDTH = 40
+_DECADES_NAMED = 6
 _SIDES = tuple(
     RunLabel(position, name, "", "", (), None, name)
     for position, name in enumerate(("candidate", "control"))
@@ -36,7 +39,7 @@ def make_fidelity_figures(suites: Sequence[SuiteFidelity], name: str) -> list[Fi
     """
     arms = [arm for arm in (suites[0].candidate, suites[0].control) if arm is not None]
     figures = [
-        _draw_suites(suites, f"{name}-suites"),
+        *_draw_suites(suites, f"{name}-suites"),
         _draw_distribution(arms, f"{name}-distribution"),
         _draw_bins(
             arms,
@@ -56,7 +59,7 @@ def make_fidelity_figures(suites: Sequence[SuiteFidelity], name: str) -> list[Fi
     return figures
 
 
-def describe_bound(arm: Arm) -> str:
+def _describe_bound(arm: Arm) -> str:
     """Return what a figure's note says of a lower bound; nothing for exact divergences."""
     if not arm.divergence.is_lower_bound:
         return ""
@@ -67,7 +70,7 @@ def _name_kl(arm: Arm) -> str:
     return "KL ≥, in nats" if arm.divergence.is_lower_bound else "KL, in nats"
 
 
-def _draw_suites(suites: Sequence[SuiteFidelity], name: str) -> Figure:
+def _draw_suites(suites: Sequence[SuiteFidelity], name: str) -> list[Figure]:
     lines = {suite.name: (suite.name, "KL") for suite in suites}
     sides = [[(s.name, s.candidate) for s in suites]]
     if suites[0].control is not None:
@@ -80,6 +83,8 @@ def _draw_suites(suites: Sequence[SuiteFidelity], name: str) -> Figure:
         ]
         for side in sides
     ]
+    if sum(map(len, points)) < 2:
+        return []
     figure = make_dot_plot(
         name,
         f"Mean {_name_kl(suites[0].candidate)}",
@@ -90,7 +95,8 @@ def _draw_suites(suites: Sequence[SuiteFidelity], name: str) -> Figure:
         is_of_one_metric=True,
     )
     figure.spec["layout"]["xaxis"] |= {"rangemode": "tozero"}
-    return figure
+    notes = (_describe_bound(suites[0].candidate), figure.note)
+    return [replace(figure, note=" ".join(note for note in notes if note))]
 
 
 def _make_point(line: tuple[str, str], estimate: Estimate, is_lower_bound: bool) -> Point:
@@ -114,7 +120,7 @@ def _draw_distribution(arms: Sequence[Arm], name: str) -> Figure:
             "type": "bar",
             "name": label.letter,
             "meta": {"run": label.position},
-            "x": [f"{low:.0e}".replace("e-0", "e-") if low else "0" for low in shown],
+            "x": [_name_bin(low) for low in shown],
             "y": [found.get(low, 0) / max(arm.divergence.positions, 1) for low in shown],
             "hovertemplate": "from %{x}: %{y:.2%}<extra>" + label.letter + "</extra>",
         }
@@ -123,15 +129,29 @@ def _draw_distribution(arms: Sequence[Arm], name: str) -> Figure:
     layout = make_layout(
         _HEIGHT, has_legend=len(arms) > 1, x=f"{_name_kl(arms[0])}, from here on", y="positions"
     )
-    layout["xaxis"] |= {"type": "category"}
+    layout["xaxis"] |= {"type": "category", "tickmode": "array"} | _choose_ticks(shown)
     layout["yaxis"] |= {"tickformat": ".0%"}
     return Figure(
         name,
         "How far positions are from the reference",
-        describe_bound(arms[0]),
+        _describe_bound(arms[0]),
         "Histogram of the divergence of positions; the table has its quantiles.",
         {"data": data, "layout": layout},
     )
+
+
+def _name_bin(low: float) -> str:
+    return f"{low:.2g}"
+
+
+def _choose_ticks(lows: Sequence[float]) -> dict[str, Any]:
+    """Return the ticks of at most six decades, and of 0."""
+    exponents = {low: math.log10(low) for low in lows if low}
+    decades = [low for low, at in exponents.items() if math.isclose(at, round(at), abs_tol=1e-6)]
+    step = math.ceil(len(decades) / _DECADES_NAMED) or 1
+    named = {low: f"10<sup>{round(exponents[low])}</sup>" for low in decades[::-1][::step]}
+    named |= {0.0: "0"} if 0.0 in lows else {}
+    return {"tickvals": [_name_bin(low) for low in named], "ticktext": list(named.values())}
 
 
 def _draw_bins(
@@ -157,7 +177,7 @@ def _draw_bins(
     layout = make_layout(_HEIGHT, has_legend=len(data) > 1, x=axis, y=_name_kl(arms[0]))
     layout["yaxis"] |= {"rangemode": "tozero", "exponentformat": "power"}
     summary = "Curve of the mean divergence of positions."
-    return Figure(name, title, describe_bound(arms[0]), summary, {"data": data, "layout": layout})
+    return Figure(name, title, _describe_bound(arms[0]), summary, {"data": data, "layout": layout})
 
 
 def _find_middle(found: Bin) -> float:
@@ -175,14 +195,15 @@ def _draw_greedy(arms: Sequence[Arm], name: str) -> Figure:
             continue
         steps = sorted(arm.greedy.first_steps)
         left = [1 - parted / arm.greedy.prompts for parted in range(len(steps) + 1)]
+        end = steps[-1] + 1 if steps else 1
         data.append(
             {
                 "type": "scatter",
                 "mode": "lines",
                 "name": label.letter,
                 "meta": {"run": label.position},
-                "x": [0, *steps],
-                "y": left,
+                "x": [0, *steps, end],
+                "y": [*left, left[-1]],
                 "line": {"width": 2, "shape": "hv"},
                 "hovertemplate": "token %{x}: %{y:.0%} the same<extra>" + label.letter + "</extra>",
             }
@@ -213,15 +234,15 @@ def draw_pareto(results: Sequence[FidelityResult], name: str) -> list[Figure]:
         return []
     found.sort(key=lambda point: (point[0], point[1].value))
     data = [_make_candidate_point(position, *point) for position, point in enumerate(found)]
-    data.append(_make_front([(size, estimate.value) for size, estimate, _ in found]))
     arm = found[0][2].overall.candidate
     layout = make_layout(
         _HEIGHT + 60, has_legend=True, x="weights, in MB", y=f"mean {_name_kl(arm)}"
     )
-    layout["yaxis"] |= {"exponentformat": "power"}
+    layout["yaxis"] |= {"exponentformat": "power", "nticks": 6}
+    layout["shapes"] = _make_front([(size, estimate.value) for size, estimate, _ in found])
     if all(estimate.value > 0 for _, estimate, _ in found):
         layout["yaxis"] |= {"type": "log"}
-    bound = describe_bound(arm)
+    bound = _describe_bound(arm)
     missing = len(results) - len(found)
     note = f"{missing} without a size or a finite mean left out." if missing else ""
     return [
@@ -255,18 +276,17 @@ def _make_candidate_point(
     }
 
 
-def _make_front(points: Sequence[tuple[float, float]]) -> dict[str, Any]:
-    """Return the line through the points, in order of size, that lie below all smaller ones."""
+def _make_front(points: Sequence[tuple[float, float]]) -> list[dict[str, Any]]:
+    """Return lines between the points, which are in order of size, that lie below all smaller."""
     front: list[tuple[float, float]] = []
     for size, kl in points:
         if not front or kl < front[-1][1]:
             front.append((size, kl))
-    return {
-        "type": "scatter",
-        "mode": "lines",
-        "showlegend": False,
-        "hoverinfo": "skip",
-        "x": [size for size, _ in front],
-        "y": [kl for _, kl in front],
-        "line": {"width": 1.5, "dash": "dash"},
-    }
+    return [
+        {
+            "type": "line",
+            **dict(zip(("x0", "y0", "x1", "y1"), (*start, *end), strict=True)),
+            "line": {"dash": "dash", "width": 1.5, "color": "#888888"},
+        }
+        for start, end in itertools.pairwise(front)
+    ]

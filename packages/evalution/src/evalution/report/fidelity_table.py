@@ -37,6 +37,8 @@ def list_figure_groups(suites: Sequence[SuiteFidelity]) -> Iterator[FigureGroup]
         contrasts = [ABSENT if s.contrast is None else format_estimate(s.contrast) for s in suites]
         about = "mean difference at the same positions: what the engine costs is taken off"
         distances.insert(1, FigureRow("Candidate less control", about, contrasts, span=2))
+    if any(arm.divergence.is_lower_bound for arm in arms):
+        distances.append(_make_row(*_MASS, arms))
     yield FigureGroup("Distance from the reference, in nats", distances)
     rows = [_make_row(name, about, show, arms) for name, about, show in _PROBABILITIES]
     yield FigureGroup("Probabilities", rows)
@@ -119,16 +121,17 @@ _DISTANCES: tuple[_Line, ...] = (
     ("Reverse KL", "KL the other way round", _show_mean(lambda d: d.reverse_kl)),
     ("Jensen-Shannon", "symmetric, at most ln 2 = 0.6931", _show_mean(lambda d: d.js)),
     (
-        "Mass compared",
-        "probability of the reference that was compared token by token; under 100 % every "
-        "distance is a lower bound",
-        lambda arm: format_share(arm.divergence.covered),
-    ),
-    (
         "Positions",
         "tokens whose distribution was compared",
         lambda arm: f"{arm.divergence.positions:,}",
     ),
+)
+
+_MASS: _Line = (
+    "Mass compared",
+    "probability of the reference that was compared token by token; under 100 % every "
+    "distance is a lower bound",
+    lambda arm: format_share(arm.divergence.covered),
 )
 
 _PROBABILITIES: tuple[_Line, ...] = (

@@ -77,6 +77,12 @@ class SessionHolder:
     def is_open(self) -> bool:
         return self._session is not None
 
+    @property
+    def session(self) -> BaseInferenceSession:
+        """The open session as it is; `prepare` makes it ready for a suite."""
+        assert self._session is not None
+        return self._session
+
     def open(self, progress: Progress, folder: Path | None = None) -> None:
         """Build the session, or take the given one; record what it is, and log what is in use.
 
@@ -100,8 +106,7 @@ class SessionHolder:
             UnsupportedRequestError: the session can do less than its engine declared, too little.
             EngineRuntimeError: its self check failed.
         """
-        session = self._session
-        assert session is not None
+        session = self.session
         with wrap_errors("capabilities"):
             capabilities = session.capabilities
         if suite.request_kind.capability not in capabilities:

@@ -1,0 +1,239 @@
+"""Compared windows of all suites as the arms of a result."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import groupby
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from evalution.fidelity.divergence import Figures
+from evalution.fidelity.lockstep import WindowComparison
+from evalution.fidelity.requests import Document, PreparedSuite, Window
+from evalution.fidelity.result import (
+    Arm,
+    ChoiceFlips,
+    GreedyDivergence,
+    SuiteFidelity,
+    TopToken,
+    WorstToken,
+)
+from evalution.fidelity.statistics import (
+    bin_by_entropy,
+    bin_by_position,
+    estimate_contrast,
+    make_histogram,
+)
+from evalution.fidelity.statistics import summarize as summarize_figures
+from evalution_core import EngineRuntimeError, TextCodec
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+_WORST = 20
+_BEFORE = 24
+"""Tokens of text before a position that are shown."""
+
+
+@dataclass(frozen=True, slots=True)
+class ArmRecord:
+    """What was found of one suite: its windows, and greedy completions of both sides."""
+
+    windows: Sequence[WindowComparison]
+    reference_completions: Sequence[Sequence[int]] | None
+    completions: Sequence[Sequence[int]] | None
+    worst: Sequence[WorstToken]
+
+
+def list_worst(
+    suite: PreparedSuite, windows: Sequence[WindowComparison], codec: TextCodec | None
+) -> list[WorstToken]:
+    """Return the positions of largest KL in the text around them; none without a tokenizer."""
+    if codec is None:
+        return []
+    places = [
+        (worst, document.number, window)
+        for document, window, comparison in _pair_windows(suite, windows)
+        for worst in comparison.worst
+    ]
+    places.sort(key=lambda place: -place[0].kl)
+    found: list[WorstToken] = []
+    for worst, number, window in places[:_WORST]:
+        at = window.start + worst.position
+        before = window.input_ids[max(0, at - _BEFORE) : at]
+        found.append(
+            WorstToken(
+                number,
+                at,
+                worst.kl,
+                codec.decode(before, skip_special_tokens=False),
+                _decode(codec, window.input_ids[at]),
+                [TopToken(_decode(codec, token), math.exp(p)) for token, p in worst.reference_top],
+                [TopToken(_decode(codec, token), math.exp(p)) for token, p in worst.top],
+            )
+        )
+    return found
+
+
+def _decode(codec: TextCodec, token_id: int) -> str:
+    return codec.decode([token_id], skip_special_tokens=False)
+
+
+def _pair_windows(
+    suite: PreparedSuite, windows: Sequence[WindowComparison]
+) -> Iterator[tuple[Document, Window, WindowComparison]]:
+    comparisons = iter(windows)
+    for document in suite.documents:
+        for window in document.windows:
+            yield document, window, next(comparisons)
+
+
+def count_flips(suite: PreparedSuite, windows: Sequence[WindowComparison]) -> ChoiceFlips | None:
+    """Count the questions that one side alone answers right; None where there are no questions.
+
+    A side's answer is the choice with the largest sum of log-probabilities, the first of equals.
+    """
+    questions = changed = lost = won = 0
+    pairs = _pair_windows(suite, windows)
+    for _, members in groupby(pairs, key=lambda pair: pair[0].number):
+        group = list(members)
+        document = group[0][0]
+        found = [comparison.figures for _, _, comparison in group]
+        if document.gold is None or any(figures is None for figures in found):
+            continue
+        known = [figures for figures in found if figures is not None]
+        before, after = (
+            int(np.argmax([figures[name].sum() for figures in known]))
+            for name in ("reference_logprob", "logprob")
+        )
+        questions += 1
+        changed += before != after
+        lost += before == document.gold != after
+        won += after == document.gold != before
+    return ChoiceFlips(questions, changed, lost, won) if questions else None
+
+
+def compare_completions(record: ArmRecord) -> GreedyDivergence | None:
+    """Return where free completions part; None where a side gave none."""
+    if record.reference_completions is None or record.completions is None:
+        return None
+    pairs = zip(record.reference_completions, record.completions, strict=True)
+    steps = [_find_parting(before, after) for before, after in pairs if before]
+    parted = [step for step in steps if step is not None]
+    return GreedyDivergence(len(steps), len(steps) - len(parted), parted)
+
+
+def _find_parting(before: Sequence[int], after: Sequence[int]) -> int | None:
+    """Return the number of the first token that differs, from 1; None if none does."""
+    for step, (left, right) in enumerate(zip(before, after, strict=False), 1):
+        if left != right:
+            return step
+    return None if len(before) == len(after) else min(len(before), len(after)) + 1
+
+
+class _Compared:
+    """An arm's figures; those of failed windows are left out.
+
+    Each position has the number of its document, which no two suites share, and of its window, by
+    which arms are paired.
+    """
+
+    def __init__(self) -> None:
+        self._figures: list[Figures] = []
+        self._positions: list[NDArray[np.int64]] = []
+        self._documents: list[int] = []
+        self.windows: dict[tuple[str, int], int] = {}
+        self._is_bound = False
+
+    def add(self, suite: PreparedSuite, windows: Sequence[WindowComparison]) -> None:
+        first = max(self._documents, default=-1) + 1
+        pairs = enumerate(_pair_windows(suite, windows))
+        for at, (document, window, comparison) in pairs:
+            if comparison.figures is not None:
+                self.windows[suite.name, at] = len(self._figures)
+                self._figures.append(comparison.figures)
+                self._positions.append(np.arange(window.start, len(window.input_ids)))
+                self._documents.append(first + document.number)
+                self._is_bound |= comparison.vocabulary is None
+
+    @property
+    def documents(self) -> int:
+        return len(set(self._documents))
+
+    def select(self, chosen: Sequence[int]) -> tuple[Figures, NDArray[np.int64]]:
+        """Return figures and document of each position of the chosen windows."""
+        figures = [self._figures[at] for at in chosen]
+        numbers = [self._documents[at] for at in chosen]
+        lengths = [len(each) for each in figures]
+        return np.concatenate(figures), np.repeat(numbers, lengths)
+
+    def make_arm(self, **rest: Any) -> Arm:
+        """Return the arm with its figures; `rest` are its fields that aren't figures."""
+        figures, documents = self.select(range(len(self._figures)))
+        return Arm(
+            divergence=summarize_figures(figures, documents, is_lower_bound=self._is_bound),
+            histogram=make_histogram(figures),
+            by_position=bin_by_position(figures, np.concatenate(self._positions)),
+            by_entropy=bin_by_entropy(figures),
+            **rest,
+        )
+
+
+def summarize(
+    suites: Sequence[PreparedSuite],
+    candidate: Mapping[str, ArmRecord],
+    control: Mapping[str, ArmRecord] | None,
+) -> tuple[list[SuiteFidelity], SuiteFidelity]:
+    """Return each suite's figures, and those of all positions of all suites.
+
+    Raises:
+        EngineRuntimeError: nothing could be compared, as all windows of a suite failed.
+    """
+    arms = {"candidate": candidate, **({} if control is None else {"control": control})}
+    found: list[SuiteFidelity] = []
+    whole = {name: _Compared() for name in arms}
+    for suite in suites:
+        each: dict[str, Arm] = {}
+        alone = {name: _Compared() for name in arms}
+        for name, records in arms.items():
+            record = records[suite.name]
+            _require_figures(suite, name, record)
+            for compared in (alone[name], whole[name]):
+                compared.add(suite, record.windows)
+            each[name] = alone[name].make_arm(
+                flips=count_flips(suite, record.windows),
+                greedy=compare_completions(record),
+                worst=list(record.worst),
+            )
+        found.append(_make_suite(suite.name, suite.kind, alone, each))
+    both = {name: compared.make_arm() for name, compared in whole.items()}
+    return found, _make_suite("all", suites[0].kind, whole, both)
+
+
+def _make_suite(
+    name: str, kind: Any, compared: Mapping[str, _Compared], arms: Mapping[str, Arm]
+) -> SuiteFidelity:
+    contrast = None
+    if "control" in arms:
+        left, right = compared["candidate"], compared["control"]
+        shared = [
+            (at, right.windows[key]) for key, at in left.windows.items() if key in right.windows
+        ]
+        if shared:
+            candidate, documents = left.select([at for at, _ in shared])
+            control, _ = right.select([at for _, at in shared])
+            contrast = estimate_contrast(candidate, control, documents)
+    count = compared["candidate"].documents
+    return SuiteFidelity(name, kind, count, arms["candidate"], arms.get("control"), contrast)
+
+
+def _require_figures(suite: PreparedSuite, arm: str, record: ArmRecord) -> None:
+    if all(comparison.figures is None for comparison in record.windows):
+        reasons = (comparison.failure for comparison in record.windows)
+        raise EngineRuntimeError(
+            f"{arm}: nothing of suite {suite.name!r} could be compared: "
+            f"{next(reasons, 'it has no position to compare')}"
+        )

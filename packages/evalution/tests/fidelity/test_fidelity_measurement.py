@@ -1,0 +1,266 @@
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import evalution
+from evalution.fidelity.measurement import FidelityOptions, measure_fidelity
+from evalution.fidelity.result import FidelityResult
+from evalution.fidelity.wording import describe_result
+from evalution.runs.preflight import EngineAndModel
+from evalution_core import (
+    BaseEngine,
+    Capability,
+    CheckResult,
+    ConfigurationError,
+    EvalutionError,
+    Model,
+    UnsupportedRequestError,
+    register_engine,
+)
+from evalution_core.builtins import builtin_path
+from evalution_enginekit import TokenScore, TokenSpan, load_tokenizer
+from evalution_enginekit.distributions import Rows, log_softmax_rows, score_by_rows
+from evalution_enginekit.mock import Mock
+from evalution_reference import Reference
+from evalution_reference.engine import CAPABILITIES
+from evalution_reference.llama import Llama
+from evalution_reference.load import find_folder, load_checkpoint
+from evalution_reference.options import ReferenceOptions
+from evalution_reference.session import ReferenceSession
+
+
+@register_engine("Drifting")
+@dataclass(slots=True)
+class Drifting(ReferenceOptions, BaseEngine):
+    """Rows with `noise` in them, twice as much for a model in a folder named `quantised`.
+
+    A window shorter than `shortest` fails, and one after `ends_after` others is interrupted as by
+    Ctrl-C. `trims` tokens are left out of rows; a folder named `unloadable` is refused.
+    """
+
+    capabilities = CAPABILITIES
+
+    noise: float = 0.0
+    shortest: int = 0
+    ends_after: int | None = None
+    trims: int = 0
+    has_rows: bool = True
+
+    def describe_runtime(self) -> dict[str, Any]:
+        return {}
+
+    def build(self, model: Model) -> ReferenceSession:
+        if str(model.path).endswith("unloadable"):
+            raise ConfigurationError("Drifting can't load what is unloadable")
+        folder = find_folder(model)
+        config, weights = load_checkpoint(folder)
+        llama = Llama(config, weights, "float64")
+        lacking = set() if self.has_rows else {Capability.DISTRIBUTIONS}
+        tokenizer = load_tokenizer(model, folder)
+        return _Session(self, CAPABILITIES - lacking, model, folder, llama, tokenizer)
+
+
+class _Session(ReferenceSession):
+    def __init__(self, engine: Drifting, capabilities: frozenset[Capability], *rest: Any):
+        super().__init__(engine, capabilities, *rest)
+        self._drift = engine
+        self._read = 0
+
+    def _self_check(self) -> CheckResult:
+        return CheckResult("not checkable", "its scores drift on purpose")
+
+    def _score_tokens(self, spans: Sequence[TokenSpan]) -> Iterator[list[TokenScore]]:
+        return score_by_rows(self._compute_rows, spans)
+
+    def _compute_rows(self, spans: Sequence[TokenSpan]) -> Iterator[Rows]:
+        engine = self._drift
+        noise = engine.noise * (2 if str(self._model.path).endswith("quantised") else 1)
+        for span in spans:
+            if self._read == engine.ends_after:
+                raise KeyboardInterrupt
+            self._read += 1
+            if len(span.token_ids) < engine.shortest:
+                raise ValueError("this window fails")
+            generator = np.random.default_rng(list(span.token_ids))
+            for block in super()._compute_rows([span]):
+                rows = block + noise * generator.normal(size=block.shape)
+                yield log_softmax_rows(rows[:, : rows.shape[1] - engine.trims])
+
+
+TINY = Model("builtin:tiny")
+EXACT = EngineAndModel(Reference(dtype="float64"), TINY)
+SUMS = evalution.Generation(
+    data="builtin:tiny/sums", prompt="{question}", target="answer", max_new_tokens=8, max_rows=6
+)
+CHOICES = evalution.MultipleChoice(
+    data="builtin:tiny/choices",
+    prompt="Question: {question}\nAnswer:",
+    choices="choices",
+    target="answer",
+    max_rows=12,
+)
+PROSE = evalution.Perplexity(data="builtin:tiny/prose", text="text", max_rows=6)
+
+
+def drift(model: Model = TINY, **options: Any) -> EngineAndModel:
+    return EngineAndModel(Drifting(**options), model)
+
+
+def measure(candidate: EngineAndModel, *tests: Any, **options: Any) -> FidelityResult:
+    chosen = tests or (PROSE,)
+    return measure_fidelity(EXACT, candidate, chosen, FidelityOptions(window=64, **options))
+
+
+@pytest.fixture
+def other(tmp_path: Path) -> Callable[[str], Model]:
+    """The same model under another path."""
+
+    def link(name: str) -> Model:
+        path = tmp_path / "models" / name
+        path.parent.mkdir(exist_ok=True)
+        path.symlink_to(builtin_path("builtin:tiny", "safetensors"))
+        return Model(str(path))
+
+    return link
+
+
+def test_same_engine_twice_is_exactly_zero_and_remarked() -> None:
+    found = measure(EXACT, SUMS, CHOICES, PROSE)
+    for suite in [*found.suites, found.overall]:
+        divergence = suite.candidate.divergence
+        assert divergence.kl.value == divergence.maximum == divergence.rms_dp == 0
+        assert divergence.same_top.value == divergence.top5_overlap == 1
+        assert suite.candidate.worst == []
+    assert [suite.kind for suite in found.suites] == ["generation", "loglikelihood", "rolling"]
+    assert found.vocabulary == 576
+    assert any("exactly zero" in line for line in describe_result(found))
+
+
+def test_float32_is_nearly_the_float64_reference() -> None:
+    found = measure(EngineAndModel(Reference(dtype="float32"), TINY), SUMS, CHOICES, PROSE)
+    assert 0 < found.overall.candidate.divergence.kl.value < 1e-9
+    choices = found.suites[1].candidate
+    assert choices.flips is not None
+    assert (choices.flips.questions, choices.flips.changed) == (12, 0)
+    assert choices.greedy is not None
+    assert (choices.greedy.prompts, choices.greedy.same) == (12, 12)
+
+
+def test_drift_shows_in_every_figure() -> None:
+    found = measure(drift(noise=3.0), CHOICES, PROSE)
+    for suite in found.suites:
+        arm = suite.candidate
+        assert arm.divergence.kl.low is not None
+        assert 0.1 < arm.divergence.kl.low < arm.divergence.kl.value < arm.divergence.maximum
+        assert arm.divergence.log_ppl_ratio.value > 0
+        assert arm.divergence.same_top.value < 1
+        assert sum(each.positions for each in arm.histogram) == arm.divergence.positions
+        assert [worst.kl for worst in arm.worst] == sorted((w.kl for w in arm.worst), reverse=True)
+        assert arm.worst[0].kl == pytest.approx(arm.divergence.maximum)
+        assert len(arm.worst[0].top) == len(arm.worst[0].reference_top) == 5
+    flips = found.suites[0].candidate.flips
+    assert flips is not None
+    assert flips.changed >= flips.right_to_wrong > 0
+
+
+def test_control_is_found_and_takes_the_engines_share_off(other: Callable[[str], Model]) -> None:
+    found = measure(drift(other("quantised"), noise=0.2))
+    assert found.control is not None
+    assert found.control.model["path"] == TINY.path
+    whole = found.overall
+    assert whole.control is not None
+    assert whole.contrast is not None
+    floor, cost = whole.control.divergence.kl.value, whole.contrast.value
+    assert cost == pytest.approx(whole.candidate.divergence.kl.value - floor)
+    assert whole.contrast.low is not None
+    assert 0 < whole.contrast.low < cost
+    assert cost / floor == pytest.approx(3, rel=0.2)  # twice the noise, four times the divergence
+
+
+def test_control_that_cannot_be_loaded_is_a_note(other: Callable[[str], Model]) -> None:
+    reference = EngineAndModel(Reference(), other("unloadable"))
+    found = measure_fidelity(reference, drift(noise=0.1), [PROSE], FidelityOptions(window=64))
+    assert found.control is None
+    assert found.notes == ["no control: Drifting can't load what is unloadable"]
+    assert "can't be separated" in describe_result(found)[0]
+
+
+def test_given_control_that_cannot_be_loaded_ends_the_measurement(
+    other: Callable[[str], Model],
+) -> None:
+    with pytest.raises(ConfigurationError, match="can't load what is unloadable"):
+        measure(drift(noise=0.1), control=drift(other("unloadable")))
+
+
+def test_side_without_rows_gives_a_lower_bound() -> None:
+    exact = measure(drift(noise=0.5), CHOICES, PROSE)
+    bound = measure(drift(noise=0.5, has_rows=False), CHOICES, PROSE, top=10)
+    assert bound.top == 10
+    for whole, part in zip(exact.suites, bound.suites, strict=True):
+        known, least = whole.candidate.divergence, part.candidate.divergence
+        assert least.is_lower_bound
+        assert 0.5 < least.covered < 1
+        assert 0 < least.kl.value < known.kl.value
+        assert least.log_ppl_ratio.value == pytest.approx(known.log_ppl_ratio.value, abs=1e-5)
+
+
+def test_killed_measurement_goes_on_where_it_was(tmp_path: Path) -> None:
+    whole = measure(drift(noise=0.3), CHOICES, PROSE)
+    read: list[int] = []
+    for _ in range(20):
+        candidate = drift(noise=0.3, ends_after=15)
+        try:
+            found = measure(candidate, CHOICES, PROSE, output=tmp_path)
+            break
+        except KeyboardInterrupt:
+            read.append(1)
+    else:
+        pytest.fail("it never came to its end")
+    assert len(read) >= 2
+    assert replace(found, timings={}, candidate=whole.candidate) == replace(whole, timings={})
+
+
+def test_folder_of_another_measurement_is_refused(tmp_path: Path) -> None:
+    measure(drift(noise=0.3), output=tmp_path)
+    with pytest.raises(ConfigurationError, match=r"candidate\.engine\.noise was 0\.3, now 0\.4"):
+        measure(drift(noise=0.4), output=tmp_path)
+
+
+def test_window_that_fails_is_left_out_with_its_reason() -> None:
+    found = measure(drift(noise=0.3, shortest=40), PROSE)
+    assert found.overall.candidate.divergence.positions > 0
+    (note,) = found.notes
+    assert "windows that failed and are left out" in note
+    assert "this window fails" in note
+
+
+def test_all_windows_failing_ends_the_measurement() -> None:
+    with pytest.raises(EvalutionError, match="this window fails"):
+        measure(drift(shortest=1000), PROSE)
+
+
+@pytest.mark.parametrize(
+    ("candidate", "options", "message"),
+    [
+        (drift(trims=3), {}, "vocabulary of 576 tokens and the other side one of 573"),
+        (drift(max_model_len=32), {}, "longer than max_model_len=32"),
+        (EngineAndModel(Mock(), Model("any")), {}, "different tokenizers"),
+    ],
+)
+def test_sides_that_cannot_be_compared_are_refused(
+    candidate: EngineAndModel, options: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(ConfigurationError, match=message):
+        measure(candidate, **options)
+
+
+def test_requests_in_messages_are_refused() -> None:
+    chat = replace(CHOICES, apply_chat_template=True)
+    with pytest.raises(UnsupportedRequestError, match="asks in messages"):
+        measure(EXACT, chat)
