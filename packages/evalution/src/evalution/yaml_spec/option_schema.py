@@ -187,7 +187,7 @@ class NamedDeclaration:
         }
 
 
-_TEXT = {"type": "string"}
+_FOREIGN = {"description": "Name of an engine in that environment.", "type": "string"}
 PYTHON_SCHEMA: dict[str, Any] = {
     "description": "Interpreter of another environment, in which the engine then runs: a path from "
     "the spec's folder. It stands beside the engine's name, as in `{type: VLLM, python: "
@@ -216,7 +216,7 @@ def make_declaration_schema(what: str, declared: Sequence[NamedDeclaration]) -> 
     }
     if what == "engine":
         elsewhere = {
-            "properties": {"python": PYTHON_SCHEMA, "type": _TEXT, "kind": _TEXT},
+            "properties": {"python": PYTHON_SCHEMA, "type": _FOREIGN, "kind": _FOREIGN},
             **one_name,
         }
         options = {"if": {"required": ["python"]}, "then": elsewhere, "else": options}
