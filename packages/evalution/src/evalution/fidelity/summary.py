@@ -40,12 +40,12 @@ _BEFORE = 24
 
 @dataclass(frozen=True, slots=True)
 class ArmRecord:
-    """What was found of one suite: its windows, and greedy completions of both sides."""
+    """Compared windows of one suite, greedy completions of both sides, and the worst positions."""
 
     windows: Sequence[WindowComparison]
     reference_completions: Sequence[Sequence[int]] | None
     completions: Sequence[Sequence[int]] | None
-    worst: Sequence[WorstToken]
+    worst: Sequence[WorstToken] = ()
 
 
 def list_worst(
