@@ -64,9 +64,11 @@ FOREIGN = {
 # Decision 0012: modules of the kit that are only for engines that bring NumPy; the runner has an
 # extra of its own.
 OPT_IN = {
-    KIT: tuple(
-        f"evalution_enginekit.{name} -> numpy"
-        for name in ("distributions", "mock", "sampling", "serving_rows")
+    KIT: (
+        "evalution_enginekit.distributions -> numpy",
+        "evalution_enginekit.mock -> numpy",
+        "evalution_enginekit.sampling -> numpy",
+        "evalution_enginekit.serving_rows -> numpy",
     ),
     RUNNER: ("evalution.fidelity.* -> numpy",),
 }
