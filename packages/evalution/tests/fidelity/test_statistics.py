@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from evalution.comparison.significance import two_sided_quantile
 from evalution.fidelity.divergence import FIGURES, Figures
 from evalution.fidelity.statistics import (
     bin_by_entropy,
@@ -81,7 +82,9 @@ def test_infinite_positions_are_counted_and_left_out_of_the_mean() -> None:
 def test_equal_sides_and_a_single_document() -> None:
     found = summarize(make_figures([0.0] * 4, same_top=[True] * 4), np.array([0, 1, 2, 2]))
     assert (found.kl.low, found.kl.high, found.top_share) == (0.0, 0.0, 0.0)
-    assert (found.same_top.low, found.same_top.high) == (1.0, 1.0)
+    # Wilson's interval of 4 of 4, with the t quantile of 1.67 degrees of freedom.
+    assert found.same_top.high == 1.0
+    assert found.same_top.low == pytest.approx(4 / (4 + two_sided_quantile(0.05, 5 / 3) ** 2))
     alone = summarize(make_figures([0.1, 0.2]), np.array([7, 7]))
     assert (alone.kl.low, alone.kl.high) == (None, None)
 

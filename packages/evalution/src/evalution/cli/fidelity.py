@@ -15,12 +15,14 @@ from evalution.progress_bar import make_terminal_progress
 from evalution.results import to_json
 from evalution.runs.preflight import EngineAndModel
 from evalution.table import make_console
-from evalution.yaml_spec.run_spec import load_spec
+from evalution.user_input import parse_path, path_errors
+from evalution.yaml_spec.run_spec import Spec, load_spec
 
 if TYPE_CHECKING:
     from evalution.fidelity.result import FidelityResult
 
 _COMPARE = "compare"
+_SQLITE = b"SQLite format 3\0"
 
 
 class _MeasuresByDefault(TyperGroup):
@@ -56,7 +58,10 @@ LimitOption = Annotated[
 @app.command(_COMPARE)
 def compare(
     reference: Annotated[
-        str, typer.Argument(metavar="REFERENCE", help="The spec that is held to be right.")
+        str,
+        typer.Argument(
+            metavar="REFERENCE", help="What is held to be right: a spec, or a recording."
+        ),
     ],
     candidate: Annotated[
         str, typer.Argument(metavar="CANDIDATE", help="The spec whose distance is measured.")
@@ -84,33 +89,82 @@ def compare(
 ) -> None:
     """Measure KL divergence, flips and perplexity ratio of CANDIDATE against REFERENCE.
 
-    Both are specs of runs; the tests are those of REFERENCE. `evalution fidelity record` keeps a
-    reference in a file, which then stands in place of its spec.
+    Both are specs of runs; the tests are those of REFERENCE. A file of `evalution fidelity record`
+    may take its place: the tests are those of CANDIDATE then.
     """
     with report_errors(debug=debug):
-        import_extra("numpy", "fidelity", "fidelity", "numpy")
-        from evalution.fidelity import measurement, store  # noqa: PLC0415 - only this command
+        measurement = _load_measurement()
+        from evalution.fidelity import store  # noqa: PLC0415 - only this command needs it
 
-        left, right = load_spec(reference), load_spec(candidate)
-        held = None if control is None else load_spec(control)
+        right, held = load_spec(candidate), None if control is None else _pair(load_spec(control))
+        left = None if is_recording(reference) else load_spec(reference)
         folder = None if output is None else store.FIDELITY_FILE.make_folder(output)
+        isolate = right.isolate or (left is not None and left.isolate)
         found = measurement.measure_fidelity(
-            EngineAndModel(left.engine, left.model),
-            EngineAndModel(right.engine, right.model),
-            left.tests if text is None else [measurement.read_text_suite(text)],
+            parse_path(reference) if left is None else _pair(left),
+            _pair(right),
+            (left or right).tests if text is None else [measurement.read_text_suite(text)],
             measurement.FidelityOptions(
-                window=window,
-                top=top,
-                limit=limit,
-                output=folder,
-                control=None if held is None else EngineAndModel(held.engine, held.model),
-                seeks_control=not no_control,
-                isolate=left.isolate or right.isolate,
+                window, top, limit, folder, held, seeks_control=not no_control, isolate=isolate
             ),
             progress=make_terminal_progress(),
         )
         written = None if folder is None else store.write_fidelity(found, folder)
         _show(found, written, as_json=as_json)
+
+
+@app.command("record")
+def record(
+    reference: Annotated[str, typer.Argument(metavar="REFERENCE", help="The spec to record.")],
+    output: Annotated[
+        Path,
+        typer.Option("--output", "-o", metavar="FILE", help="A file; one that is begun goes on."),
+    ],
+    text: TextOption = None,
+    window: WindowOption = None,
+    top: Annotated[
+        int | None,
+        typer.Option(min=1, help="Keep so many likeliest tokens instead of whole rows."),
+    ] = None,
+    limit: LimitOption = None,
+    debug: DebugOption = False,
+) -> None:
+    """Write the distributions of REFERENCE to a file that stands in its place later."""
+    with report_errors(debug=debug):
+        measurement = _load_measurement()
+        from evalution.fidelity import recording  # noqa: PLC0415 - only this command needs it
+
+        spec = load_spec(reference)
+        windows = recording.record_reference(
+            _pair(spec),
+            spec.tests if text is None else [measurement.read_text_suite(text)],
+            output,
+            measurement.FidelityOptions(window=window, limit=limit, isolate=spec.isolate),
+            top=top,
+            progress=make_terminal_progress(),
+        )
+        print(f"recorded: {windows} windows in {output} ({output.stat().st_size / 1e6:.1f} MB)")
+
+
+def _load_measurement() -> Any:
+    import_extra("numpy", "fidelity", "measuring fidelity", "numpy")
+    from evalution.fidelity import measurement  # noqa: PLC0415 - it imports NumPy
+
+    return measurement
+
+
+def _pair(spec: Spec) -> EngineAndModel:
+    return EngineAndModel(spec.engine, spec.model)
+
+
+def is_recording(reference: str) -> bool:
+    """True if the name is that of a SQLite database, which no spec is."""
+    path = parse_path(reference)
+    with path_errors(path):
+        if not path.is_file():
+            return False
+        with path.open("rb") as file:
+            return file.read(len(_SQLITE)) == _SQLITE
 
 
 def _show(result: FidelityResult, written: Path | None, *, as_json: bool) -> None:

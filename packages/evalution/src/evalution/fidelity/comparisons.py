@@ -24,7 +24,7 @@ JOURNAL = "fidelity.sqlite"
 
 
 class ComparisonJournal:
-    """What was compared so far, by arm, suite and token ids; in memory alone without a folder.
+    """Comparisons and completions so far, by arm, suite and token ids; without a folder in memory.
 
     Raises:
         ConfigurationError: another process is writing the folder, or it can't be written.

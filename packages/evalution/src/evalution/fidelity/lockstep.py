@@ -47,7 +47,7 @@ _WORST = 3
 """Positions of a window whose likeliest tokens are kept."""
 
 
-class Side(Protocol):
+class RowSource(Protocol):
     """Something that has distributions: a session, or a file of recorded ones."""
 
     def read(self, windows: Sequence[Window]) -> Blocks: ...
@@ -109,7 +109,7 @@ def _parse_top(answer: object, window: Window) -> TopRows | RequestFailure:
     return pack_top(tops, logprobs)
 
 
-def make_side(session: BaseInferenceSession, count: int) -> Side:
+def open_rows(session: BaseInferenceSession, count: int) -> RowSource:
     """Return whole rows of a session where it has them, else its most likely tokens.
 
     Raises:
@@ -154,7 +154,7 @@ class WindowComparison:
 class _Reader:
     """The blocks of one side."""
 
-    def __init__(self, side: Side, windows: Sequence[Window], name: str):
+    def __init__(self, side: RowSource, windows: Sequence[Window], name: str):
         self._windows = windows
         self._blocks = side.read(windows)
         self._name = name
@@ -185,7 +185,7 @@ class _Reader:
 
 
 def compare_windows(
-    reference: Side, side: Side, windows: Sequence[Window]
+    reference: RowSource, side: RowSource, windows: Sequence[Window]
 ) -> Iterator[WindowComparison]:
     """Compare two sides, a window after the other; at any time a block of each is held.
 

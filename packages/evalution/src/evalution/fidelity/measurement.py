@@ -3,21 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from time import perf_counter
 from typing import Any
 
 from evalution.error_boundary import wrap_errors
 from evalution.fidelity.comparisons import ComparisonJournal
-from evalution.fidelity.lockstep import Side, WindowComparison, compare_windows, make_side
+from evalution.fidelity.lockstep import RowSource, WindowComparison, compare_windows
 from evalution.fidelity.requests import FREE_STEPS, PreparedSuite, list_prompts, prepare_suite
-from evalution.fidelity.result import FidelityResult
-from evalution.fidelity.result import Side as SideRecord
+from evalution.fidelity.result import FidelityResult, Side
+from evalution.fidelity.sides import LiveSide, OpenSide, open_live, open_recorded
 from evalution.fidelity.summary import ArmRecord, list_worst, summarize
-from evalution.parity.check import open_side, read_info
+from evalution.parity.check import read_info
 from evalution.progress import Progress
 from evalution.runs.preflight import (
     EngineAndModel,
@@ -26,8 +26,7 @@ from evalution.runs.preflight import (
     check_model,
     parse_tests,
 )
-from evalution.runs.run_identity import declare_run, declare_suites, find_free_name
-from evalution.runs.session import SessionHolder
+from evalution.runs.run_identity import declare_suites, find_free_name
 from evalution.suites.language_modelling import Perplexity
 from evalution.suites.suite import AnySuite, SuiteDeclaration
 from evalution.user_input import parse_path, path_errors
@@ -41,16 +40,13 @@ from evalution_core import (
     TextCodec,
     UnsupportedRequestError,
 )
-from evalution_core.builtins import PREFIX
 from evalution_core.kinds import RequestKind
-from evalution_core.options import numeric_options
 
 LONGEST_WINDOW = 2048
 """Tokens of a window unless somebody asks for another number."""
 TOP = 20
 """Most likely tokens of a position that are compared where a side has no whole rows."""
-_PROBE = "The naïve fox paid 1,024 €\n\tin «été»: 日本語 🙂 <s></s>  x=y_z;"
-_WEIGHTS = (".safetensors", ".gguf", ".bin", ".pt")
+_LACKING = (ConfigurationError, EngineUnavailableError, UnsupportedRequestError)
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +67,7 @@ class FidelityOptions:
 
 
 def measure_fidelity(
-    reference: EngineAndModel,
+    reference: EngineAndModel | Path,
     candidate: EngineAndModel,
     tests: Sequence[SuiteDeclaration],
     options: FidelityOptions | None = None,
@@ -82,6 +78,7 @@ def measure_fidelity(
 
     Both models are loaded at once and read in lockstep, a block of rows at a time. Then the
     control, which is the reference's model on the candidate's engine, takes the candidate's place.
+    A reference that is a path is a file of `record_reference`.
 
     Raises:
         ConfigurationError: an option, a row or a model is wrong, the sides' tokenizers or
@@ -89,25 +86,30 @@ def measure_fidelity(
         UnsupportedRequestError: a side has neither rows nor most likely tokens, or takes no ids.
         EvalutionError: an engine failed.
     """
-    options = options or FidelityOptions()
-    suites = _check_suites(tests, options.limit)
-    for lane in (reference, candidate, *([options.control] if options.control else [])):
-        check_model(lane.model, check_engine(lane.engine))
+    options, progress = options or FidelityOptions(), progress or Progress()
+    suites = check_suites(tests, options.limit)
+    lanes = [reference, candidate, *([options.control] if options.control else [])]
+    for lane in lanes:
+        if isinstance(lane, EngineAndModel):
+            check_model(lane.model, check_engine(lane.engine))
     started, before = datetime.now(UTC).isoformat(timespec="seconds"), perf_counter()
-    with ExitStack() as stack:
-        journal = stack.enter_context(ComparisonJournal(options.output))
-        measurement = _Measurement(reference, suites, options, progress or Progress(), journal)
+    opening = (
+        open_recorded(reference)
+        if isinstance(reference, Path)
+        else open_live(reference, progress, isolate=options.isolate)
+    )
+    with ComparisonJournal(options.output) as journal, opening as side:
+        measurement = _Measurement(side, suites, options, progress, journal)
         measurement.run(candidate)
-    timings = {"started": started, "total_s": round(perf_counter() - before, 3)}
-    return measurement.make_result(timings)
+        timings = {"started": started, "total_s": round(perf_counter() - before, 3)}
+        return measurement.make_result(timings)
 
 
 @dataclass(slots=True)
 class _Arm:
-    """A side with its declaration, and what was found of each suite."""
+    """A side's description, and what was found of each suite."""
 
-    lane: EngineAndModel
-    engine: dict[str, Any] = field(default_factory=dict[str, Any])
+    side: Side
     suites: dict[str, ArmRecord] = field(default_factory=dict[str, ArmRecord])
 
     @property
@@ -121,20 +123,17 @@ class _Arm:
         ]
         return next(iter(widths), 0)
 
-    def to_record(self) -> SideRecord:
-        return SideRecord(self.lane.model.to_dict(), self.engine, _count_bytes(self.lane))
-
 
 class _Measurement:
     def __init__(
         self,
-        reference: EngineAndModel,
+        reference: OpenSide,
         suites: Mapping[str, AnySuite],
         options: FidelityOptions,
         progress: Progress,
         journal: ComparisonJournal,
     ):
-        self._reference = _Arm(reference)
+        self._reference = reference
         self._arms: dict[str, _Arm] = {}
         self._suites = suites
         self._options = options
@@ -142,23 +141,21 @@ class _Measurement:
         self._journal = journal
         self._notes: list[str] = [] if journal.notice is None else [journal.notice]
         self._window = 0
-        self._codec: TextCodec | None = None
         self._prepared: list[PreparedSuite] = []
 
     def run(self, candidate: EngineAndModel) -> None:
         """Measure the candidate, and then the control, while the reference stays loaded."""
-        with self._open(self._reference) as reference:
-            self._run_arm("candidate", _Arm(candidate), reference)
-            control, reason = self._find_control(candidate)
-            if control is None:
-                self._notes += [reason] if reason else []
-                return
-            try:
-                self._run_arm("control", _Arm(control), reference)
-            except (ConfigurationError, EngineUnavailableError, UnsupportedRequestError) as error:
-                if self._options.control is not None:
-                    raise
-                self._notes.append(f"no control: {error}")
+        self._run_arm("candidate", candidate)
+        given = self._options.control
+        control = given or self._find_control(candidate)
+        if control is None:
+            return
+        try:
+            self._run_arm("control", control)
+        except _LACKING as error:
+            if given is not None:
+                raise
+            self._notes.append(f"no control: {error}")
 
     def make_result(self, timings: dict[str, Any]) -> FidelityResult:
         control = self._arms.get("control")
@@ -168,13 +165,14 @@ class _Measurement:
             candidate.suites,
             None if control is None else control.suites,
         )
+        top = self._reference.top or self._options.top
         return FidelityResult(
-            reference=self._reference.to_record(),
-            candidate=candidate.to_record(),
-            control=None if control is None else control.to_record(),
+            reference=self._reference.describe(),
+            candidate=candidate.side,
+            control=None if control is None else control.side,
             vocabulary=candidate.vocabulary,
             window=self._window,
-            top=self._options.top if overall.candidate.divergence.is_lower_bound else None,
+            top=top if overall.candidate.divergence.is_lower_bound else None,
             limit=self._options.limit,
             notes=self._notes,
             suites=found,
@@ -182,76 +180,82 @@ class _Measurement:
             timings=timings,
         )
 
+    def _find_control(self, candidate: EngineAndModel) -> EngineAndModel | None:
+        """Return the reference's model on the candidate's engine, where that is neither of both."""
+        if not self._options.seeks_control or self._reference.has_engine(candidate):
+            return None
+        model = replace(self._reference.model, label=None)
+        if model == replace(candidate.model, label=None):
+            return None
+        return EngineAndModel(candidate.engine, model)
+
     # one arm
 
-    def _open(self, arm: _Arm) -> Any:
-        return open_side(arm.lane, self._progress, arm.engine, isolate=self._options.isolate)
-
-    def _run_arm(self, name: str, arm: _Arm, reference: SessionHolder) -> None:
-        with self._open(arm) as holder:
-            self._check_sides(reference.session, holder.session)
-            self._declare(name, arm)
+    def _run_arm(self, name: str, lane: EngineAndModel) -> None:
+        with open_live(lane, self._progress, isolate=self._options.isolate) as side:
+            self._check_sides(side)
+            for section, each in (("reference", self._reference), (name, side)):
+                shared = {"window": self._window, "limit": self._options.limit}
+                self._journal.declare(section, {**each.declare(), **shared})
+            self._journal.declare("suites", declare_suites([*self._suites.values()]))
+            codec = self._reference.codec or side.codec
             if not self._prepared:
-                self._prepare(reference)
-            sides = [make_side(each.session, self._options.top) for each in (reference, holder)]
-            for prepared in self._prepared:
-                suite = self._suites[prepared.name]
-                for each in (reference, holder):
-                    each.prepare(suite)
-                windows = self._compare(name, prepared, *sides)
-                arm.suites[prepared.name] = ArmRecord(
-                    windows,
-                    self._complete_freely("reference", prepared, reference.session),
-                    self._complete_freely(name, prepared, holder.session),
-                    list_worst(prepared, windows, self._codec),
-                )
-        self._arms[name] = arm
+                self._prepare(codec)
+            suites = {suite.name: self._run_suite(name, suite, side) for suite in self._prepared}
+            for suite in self._prepared:
+                worst = list_worst(suite, suites[suite.name].windows, codec)
+                suites[suite.name] = replace(suites[suite.name], worst=worst)
+            self._arms[name] = _Arm(side.describe(), suites)
 
-    def _check_sides(self, reference: BaseInferenceSession, side: BaseInferenceSession) -> None:
+    def _run_suite(self, name: str, suite: PreparedSuite, side: LiveSide) -> ArmRecord:
+        sources: list[RowSource] = []
+        for each in (self._reference, side):
+            each.prepare(self._suites[suite.name])
+            sources.append(each.open_rows(self._options.top))
+        return ArmRecord(
+            self._compare(name, suite, *sources),
+            self._complete_freely("reference", suite, self._reference.session),
+            self._complete_freely(name, suite, side.session),
+        )
+
+    def _check_sides(self, side: LiveSide) -> None:
         """Check that both take the same ids of the same texts, and choose the window."""
-        _check_tokenizers(reference, side)
-        lengths = [read_info(session).max_model_len for session in (reference, side)]
-        longest = min((length for length in lengths if length is not None), default=None)
-        if not self._window:
-            asked = self._options.window or min(LONGEST_WINDOW, longest or LONGEST_WINDOW)
-            self._window = asked
-        if longest is not None and self._window > longest:
+        found = {each.tokenizer for each in (self._reference, side)} - {None}
+        if len(found) > 1:
             raise ConfigurationError(
-                f"a window of {self._window} tokens is longer than max_model_len={longest} of one "
-                "side; ask for a shorter --window, or set max_model_len in its spec"
+                "the two sides have different tokenizers, so they can't be compared position by "
+                "position: fidelity holds two ways of serving one model against each other; check "
+                "the two models, or set tokenizer_path"
             )
+        self._window = choose_window(self._window or self._options.window, [self._reference, side])
 
-    def _declare(self, name: str, arm: _Arm) -> None:
-        """Refuse a folder with another measurement; the journal keeps what this one is."""
-        for section, each in (("reference", self._reference), (name, arm)):
-            declared = declare_run(
-                each.lane.engine, each.lane.model, self._options.limit, each.engine
-            )
-            identity = {"identity": each.engine["identity"], "window": self._window}
-            self._journal.declare(section, {**declared, **identity, "top": self._options.top})
-        self._journal.declare("suites", declare_suites([*self._suites.values()]))
-
-    def _prepare(self, reference: SessionHolder) -> None:
-        codec = reference.session.tokenizer
+    def _prepare(self, codec: TextCodec | None) -> None:
         if codec is None:
             raise UnsupportedRequestError(
-                f"the reference's engine {type(self._reference.lane.engine).__name__} gives no "
-                "tokenizer, so the ids of the texts aren't known; take an engine that encodes here"
+                "neither side lets callers have its tokenizer, so the ids of the texts aren't "
+                "known; take an engine that encodes here for one of them"
             )
         for name, suite in self._suites.items():
-            reference.prepare(suite)
-
-            def complete(
-                requests: Sequence[GenerationRequest], name: str = name
-            ) -> Iterator[list[int]]:
-                return iter(self._complete("reference", name, requests, reference.session))
-
+            self._reference.prepare(suite)
+            complete = partial(self._complete_reference, name)
             limit = self._options.limit
             self._prepared.append(prepare_suite(suite, name, codec, self._window, limit, complete))
-        self._codec = codec
+
+    def _complete_reference(
+        self, suite: str, requests: Sequence[GenerationRequest]
+    ) -> Iterator[list[int]]:
+        session = self._reference.session
+        if session is not None:
+            return iter(self._complete("reference", suite, requests, session))
+        if requests:
+            raise UnsupportedRequestError(
+                f"suite {suite!r} generates, and a recorded reference can't write the completions "
+                "that are compared; measure against the reference's spec"
+            )
+        return iter(())
 
     def _compare(
-        self, arm: str, suite: PreparedSuite, reference: Side, side: Side
+        self, arm: str, suite: PreparedSuite, reference: RowSource, side: RowSource
     ) -> list[WindowComparison]:
         """Compare all windows of a suite but those that the journal knows."""
         windows = suite.windows
@@ -276,10 +280,11 @@ class _Measurement:
         return [comparison for comparison in found if comparison is not None]
 
     def _complete_freely(
-        self, label: str, suite: PreparedSuite, session: BaseInferenceSession
+        self, label: str, suite: PreparedSuite, session: BaseInferenceSession | None
     ) -> list[list[int]] | None:
         """Return greedy completions of the first prompts; None where a session can't give them."""
-        if not {Capability.GENERATE, Capability.TOKEN_IDS} <= read_info(session).capabilities:
+        needed = {Capability.GENERATE, Capability.TOKEN_IDS}
+        if session is None or not needed <= read_info(session).capabilities:
             return None
         requests = [
             GenerationRequest(input_ids=prompt, max_new_tokens=FREE_STEPS)
@@ -305,26 +310,31 @@ class _Measurement:
                     self._journal.record_completion(label, suite, prompts[at], token_ids)
         return [token_ids or [] for token_ids in found]
 
-    def _find_control(self, candidate: EngineAndModel) -> tuple[EngineAndModel | None, str | None]:
-        """Return the control, or the reason that there is none."""
-        if self._options.control is not None or not self._options.seeks_control:
-            return self._options.control, None
-        reference = self._reference.lane
-        if _has_same_model(reference, candidate) or _has_same_engine(reference, candidate):
-            return None, None
-        return EngineAndModel(candidate.engine, reference.model), None
+
+def choose_window(asked: int | None, sides: Sequence[OpenSide]) -> int:
+    """Return the tokens of a window: those of recorded rows, else `asked`, else what all can take.
+
+    Raises:
+        ConfigurationError: more are asked for than a side takes, or others than were recorded.
+    """
+    for side in sides:
+        if side.session is None and asked not in (None, side.longest):
+            raise ConfigurationError(
+                f"a window of {asked} tokens was asked for, and the reference was recorded in "
+                f"windows of {side.longest}; leave out --window, or record it again"
+            )
+    recorded = [side.longest for side in sides if side.session is None]
+    longest = min((side.longest for side in sides if side.longest is not None), default=None)
+    window = asked or next(iter(recorded), None) or min(LONGEST_WINDOW, longest or LONGEST_WINDOW)
+    if longest is not None and window > longest:
+        raise ConfigurationError(
+            f"a window of {window} tokens is longer than max_model_len={longest} of one side; ask "
+            "for a shorter --window, or set max_model_len in its spec"
+        )
+    return window
 
 
-def _has_same_model(left: EngineAndModel, right: EngineAndModel) -> bool:
-    return replace(left.model, label=None) == replace(right.model, label=None)
-
-
-def _has_same_engine(left: EngineAndModel, right: EngineAndModel) -> bool:
-    kinds = {type(each.engine) for each in (left, right)}
-    return len(kinds) == 1 and numeric_options(left.engine) == numeric_options(right.engine)
-
-
-def _check_suites(tests: Sequence[SuiteDeclaration], limit: int | None) -> dict[str, AnySuite]:
+def check_suites(tests: Sequence[SuiteDeclaration], limit: int | None) -> dict[str, AnySuite]:
     """Return suites by their names; raises what can be known before a model is loaded."""
     check_limit(limit)
     found: dict[str, AnySuite] = {}
@@ -333,35 +343,6 @@ def _check_suites(tests: Sequence[SuiteDeclaration], limit: int | None) -> dict[
         suite.check_samples(limit)
         found[find_free_name(suite.title, found)] = suite
     return found
-
-
-def _check_tokenizers(left: BaseInferenceSession, right: BaseInferenceSession) -> None:
-    """Raise `ConfigurationError` where two sessions encode a text of many kinds differently."""
-    found: list[tuple[list[int], tuple[int, ...]]] = []
-    for session in (left, right):
-        with wrap_errors("tokenizer"):
-            codec = session.tokenizer
-            if codec is not None:
-                found.append((codec.encode(_PROBE), codec.leading_ids))
-    if len(found) == 2 and found[0] != found[1]:
-        raise ConfigurationError(
-            "the two sides have different tokenizers, so they can't be compared position by "
-            "position: fidelity holds two ways of serving one model against each other; check the "
-            "two models, or set tokenizer_path"
-        )
-
-
-def _count_bytes(lane: EngineAndModel) -> int | None:
-    """Return the size of the model's weights on disk; None where they aren't known to be here."""
-    path = lane.model.path
-    if path is None or path.startswith(PREFIX):
-        return None
-    with path_errors(path):
-        place = parse_path(path)
-        if place.is_file():
-            return place.stat().st_size
-        sizes = [file.stat().st_size for file in place.glob("*") if file.suffix in _WEIGHTS]
-    return sum(sizes) or None
 
 
 def read_text_suite(path: str) -> SuiteDeclaration:

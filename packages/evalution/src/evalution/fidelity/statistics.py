@@ -72,11 +72,13 @@ def bin_by_entropy(figures: Figures) -> list[Bin]:
     return [made for made in found if made.positions]
 
 
-Bounds: TypeAlias = Callable[[float, float, float], tuple[float, float]]
-"""Makes an interval of a mean, its standard error and the t quantile."""
+Bounds: TypeAlias = Callable[[float, float, float, float], tuple[float, float]]
+"""Makes an interval of a mean, its standard error, the t quantile, and the positions."""
 
 
-def bound_plainly(mean: float, error: float, quantile: float) -> tuple[float, float]:
+def bound_plainly(
+    mean: float, error: float, quantile: float, _positions: float
+) -> tuple[float, float]:
     return mean - quantile * error, mean + quantile * error
 
 
@@ -111,11 +113,14 @@ def estimate_mean(values: Floats, documents: Integers, bounds: Bounds = bound_pl
     if error:
         kurtosis = count * float((changes**4).sum()) / squares**2
         effective = min(effective, 2 * count / max(kurtosis - 1, 2))
-    low, high = bounds(mean, error, two_sided_quantile(1 - CONFIDENCE, max(effective - 1, 1.0)))
+    quantile = two_sided_quantile(1 - CONFIDENCE, max(effective - 1, 1.0))
+    low, high = bounds(mean, error, quantile, float(total))
     return Estimate(mean, low, high)
 
 
-def bound_logarithm(mean: float, error: float, quantile: float) -> tuple[float, float]:
+def bound_logarithm(
+    mean: float, error: float, quantile: float, _positions: float
+) -> tuple[float, float]:
     """Return the interval of a positive, skewed mean: symmetric for its logarithm."""
     if mean <= 0:
         return mean, mean
@@ -123,14 +128,14 @@ def bound_logarithm(mean: float, error: float, quantile: float) -> tuple[float, 
     return mean / factor, mean * factor
 
 
-def bound_share(mean: float, error: float, quantile: float) -> tuple[float, float]:
+def bound_share(
+    mean: float, error: float, quantile: float, positions: float
+) -> tuple[float, float]:
     """Return Wilson's interval with as many trials as have this error (Kott and Carr, 1997).
 
-    Without an error there is nothing to see of it: the interval is the share itself.
+    Where documents don't differ at all, each position is a trial.
     """
-    if not error:
-        return mean, mean
-    trials = mean * (1 - mean) / error**2
+    trials = mean * (1 - mean) / error**2 if error else positions
     square = quantile**2
     middle = (mean + square / (2 * trials)) / (1 + square / trials)
     spread = quantile * math.sqrt(mean * (1 - mean) / trials + square / (4 * trials**2))

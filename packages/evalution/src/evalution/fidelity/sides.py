@@ -1,0 +1,166 @@
+"""Sides of a measurement: a model on an engine, or a file of recorded rows."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Generator, Mapping
+from contextlib import contextmanager
+from hashlib import sha256
+from pathlib import Path
+from typing import Any, Protocol
+
+from evalution.error_boundary import wrap_errors
+from evalution.fidelity.lockstep import RowSource, open_rows
+from evalution.fidelity.reference_file import ReferenceFile
+from evalution.fidelity.result import Side
+from evalution.parity.check import open_side, read_info
+from evalution.progress import Progress
+from evalution.runs.preflight import EngineAndModel, make_model
+from evalution.runs.run_identity import declare_run
+from evalution.runs.session import SessionHolder
+from evalution.suites.suite import AnySuite
+from evalution.user_input import parse_path, path_errors
+from evalution_core import BaseInferenceSession, Model, TextCodec
+from evalution_core.builtins import PREFIX
+
+_PROBE = "The naïve fox paid 1,024 €\n\tin «été»: 日本語 🙂 <s></s>  x=y_z;"
+_WEIGHTS = (".safetensors", ".gguf", ".bin", ".pt")
+
+
+class OpenSide(Protocol):
+    """A side whose rows can be read.
+
+    `session` is None for recorded rows. `tokenizer` is a digest of what it does to a text of many
+    kinds, None where callers can't have it; `longest` the tokens that it can be fed.
+    """
+
+    @property
+    def session(self) -> BaseInferenceSession | None: ...
+    @property
+    def codec(self) -> TextCodec | None: ...
+    @property
+    def tokenizer(self) -> str | None: ...
+    @property
+    def longest(self) -> int | None: ...
+    @property
+    def top(self) -> int | None:
+        """The number of most likely tokens that were recorded of each position; None: all."""
+        ...
+
+    @property
+    def model(self) -> Model: ...
+
+    def has_engine(self, lane: EngineAndModel) -> bool:
+        """True if its engine is that of `lane`, with the same options."""
+        ...
+
+    def describe(self) -> Side: ...
+
+    def declare(self) -> Mapping[str, Any]:
+        """Return what decides its figures, as JSON."""
+        ...
+
+    def prepare(self, suite: AnySuite) -> None: ...
+
+    def open_rows(self, top: int) -> RowSource:
+        """Return its rows, or its `top` most likely tokens where it has no rows."""
+        ...
+
+
+class LiveSide:
+    """A model on an engine, loaded."""
+
+    top = None
+
+    def __init__(self, lane: EngineAndModel, holder: SessionHolder, engine: dict[str, Any]):
+        self._lane = lane
+        self._holder = holder
+        self._engine = engine
+        self.session = holder.session
+        self.model = lane.model
+        with wrap_errors("tokenizer"):
+            self.codec = self.session.tokenizer
+            self.tokenizer = None if self.codec is None else _digest_tokenizer(self.codec)
+        self.longest = read_info(self.session).max_model_len
+
+    def has_engine(self, lane: EngineAndModel) -> bool:
+        kind = type(self._lane.engine)
+        return kind is type(lane.engine) and self._lane.engine.to_dict() == lane.engine.to_dict()
+
+    def describe(self) -> Side:
+        return Side(self.model.to_dict(), self._engine, _count_bytes(self.model))
+
+    def declare(self) -> Mapping[str, Any]:
+        declared = declare_run(self._lane.engine, self.model, None, self._engine)
+        return {**declared, "identity": self._engine["identity"]}
+
+    def prepare(self, suite: AnySuite) -> None:
+        self._holder.prepare(suite)
+
+    def open_rows(self, top: int) -> RowSource:
+        return open_rows(self.session, top)
+
+
+class RecordedSide:
+    """Rows in a file, which `evalution fidelity record` wrote."""
+
+    session = None
+    codec = None
+
+    def __init__(self, file: ReferenceFile, path: Path):
+        self._file = file
+        self._path = path
+        recording = file.recording
+        self.tokenizer = recording.tokenizer
+        self.longest = recording.window
+        self.top = recording.top
+        self.model = make_model({**recording.side.model, "label": None})
+
+    def has_engine(self, lane: EngineAndModel) -> bool:
+        engine = self._file.recording.side.engine
+        has_name = engine.get("name") == type(lane.engine).__name__
+        return has_name and engine.get("options") == lane.engine.to_dict()
+
+    def describe(self) -> Side:
+        return self._file.recording.side
+
+    def declare(self) -> Mapping[str, Any]:
+        return json.loads(json.dumps({"file": str(self._path), **self._file.recording.texts}))
+
+    def prepare(self, suite: AnySuite) -> None:
+        """Do nothing: rows are read as they are."""
+
+    def open_rows(self, top: int) -> RowSource:
+        return self._file
+
+
+@contextmanager
+def open_live(lane: EngineAndModel, progress: Progress, *, isolate: bool) -> Generator[LiveSide]:
+    """Load the model, and free it at the end."""
+    engine: dict[str, Any] = {}
+    with open_side(lane, progress, engine, isolate=isolate) as holder:
+        yield LiveSide(lane, holder, engine)
+
+
+@contextmanager
+def open_recorded(path: Path) -> Generator[RecordedSide]:
+    """Open a file of recorded rows; errors as `ReferenceFile`."""
+    with ReferenceFile(path) as file:
+        yield RecordedSide(file, path)
+
+
+def _digest_tokenizer(codec: TextCodec) -> str:
+    found = [list(codec.leading_ids), codec.bos_id, codec.eos_id, codec.encode(_PROBE)]
+    return sha256(json.dumps(found).encode()).hexdigest()[:16]
+
+
+def _count_bytes(model: Model) -> int | None:
+    """Return the size of the model's weights on disk; None where they aren't known to be here."""
+    if model.path is None or model.path.startswith(PREFIX):
+        return None
+    with path_errors(model.path):
+        place = parse_path(model.path)
+        if place.is_file():
+            return place.stat().st_size
+        sizes = [file.stat().st_size for file in place.glob("*") if file.suffix in _WEIGHTS]
+    return sum(sizes) or None
