@@ -1,6 +1,7 @@
 """What the README and the guides say is run as written.
 
-Blocks of a page are run from top to bottom in one empty folder beside a copy of `docs/`:
+Blocks of a page are run from top to bottom in one empty folder beside a copy of `docs/`, and this
+environment under another name, `.venv-other`:
 
 - a block with `title=FILE` in its fence is written to that file (`title=output` is what the Python
   block before it prints);
@@ -73,6 +74,7 @@ class Folder:
         self.path = path
         self._run_python = run_python
         shutil.copytree(ROOT / "docs", path / "docs")
+        (path / ".venv-other").symlink_to(sys.prefix)
         commands = [str(Path(sys.executable).parent), os.environ.get("PATH", "")]
         self._environment = {**os.environ, "PATH": os.pathsep.join(commands), "COLUMNS": "120"}
         self._printed = ""

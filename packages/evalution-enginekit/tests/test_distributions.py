@@ -223,6 +223,18 @@ def test_top_tokens_come_with_scores_by_rows() -> None:
     )
 
 
+def test_score_does_not_depend_on_one_beside_it_that_wants_top_tokens() -> None:
+    behaviour = Behaviour()
+    pairs = [LoglikelihoodRequest("ab", text) for text in ("cde", "cdf", "cdg")]
+    with Rowing(behaviour) as session:
+        alone = session.loglikelihood(pairs)
+        behaviour.asked.clear()
+        pairs[1].top_logprobs = 2
+        beside = session.loglikelihood(pairs)
+    assert behaviour.asked == [1]
+    assert (beside[0], beside[2]) == (alone[0], alone[2])
+
+
 def test_missing_top_tokens_are_no_answer() -> None:
     with (
         Rowing(Behaviour(), full=False) as session,

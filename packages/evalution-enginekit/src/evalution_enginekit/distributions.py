@@ -6,7 +6,7 @@ from collections import deque
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from itertools import accumulate, islice, takewhile
+from itertools import accumulate, groupby, islice, takewhile
 from typing import TYPE_CHECKING, Any, Generic, TypeAlias, TypeVar, cast
 
 from evalution_core import EngineRuntimeError, EvalutionError, RequestFailure, SessionClosedError
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 Rows: TypeAlias = "NDArray[np.float32]"
 """Log-probabilities, of shape (positions, vocabulary)."""
 K = TypeVar("K", bound=Hashable)
+S = TypeVar("S")
 _VALUES = 1 << 22
 """Values of a block, 16 MiB in float32: large enough for a matrix product to be efficient.
 
@@ -100,6 +101,22 @@ class RowBlock:
         for at in range(0, len(places), height):
             part = slice(at, at + height)
             self.rows[places[part]] = log_softmax_rows(logits[rows[part]])
+
+
+def score_spans(
+    score_tokens: Callable[[Sequence[TokenSpan]], Iterator[S]],
+    compute_rows: Callable[[Sequence[TokenSpan]], Iterator[Rows]],
+    spans: Sequence[TokenSpan],
+) -> Iterator[S | list[TokenScore]]:
+    """Score spans in their order, by rows those alone that want the most likely tokens.
+
+    So the values of the others don't depend on what is scored beside them.
+    """
+    for is_ranked, run in groupby(spans, lambda span: span.top_logprobs is not None):
+        if is_ranked:
+            yield from score_by_rows(compute_rows, list(run))
+        else:
+            yield from score_tokens(list(run))
 
 
 def score_by_rows(

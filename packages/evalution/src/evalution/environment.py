@@ -18,7 +18,7 @@ from importlib.metadata import (
     version,
 )
 from pathlib import Path
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, NamedTuple, Protocol, runtime_checkable
 from urllib.parse import urlsplit
 from urllib.request import url2pathname
 
@@ -251,6 +251,16 @@ SCORING_POLICY: dict[str, Any] = {
 }
 
 
+@runtime_checkable
+class DeclaredElsewhere(Protocol):
+    """An engine of another Python environment, which says what it is there."""
+
+    @property
+    def declared_origin(self) -> tuple[str, str | None, str | None]:
+        """Name, distribution and version."""
+        ...
+
+
 def make_engine_record(
     engine: BaseEngine | None, session: BaseInferenceSession | None
 ) -> dict[str, Any]:
@@ -258,7 +268,7 @@ def make_engine_record(
     if engine is None:
         kind = type(session)
         return {"name": None, "session": f"{kind.__module__}:{kind.__qualname__}", "options": {}}
-    name, package, version = _find_origin(type(engine))
+    name, package, version = find_origin(engine)
     with wrap_errors(f"engine {type(engine).__name__}: options and capabilities"):
         options, capabilities = engine.to_dict(), sorted(engine.capabilities)
     return {
@@ -296,8 +306,35 @@ def read_answering_software(engine: BaseEngine | None) -> dict[str, str]:
     answering = find_answering_engine(engine)
     with wrap_errors("describe_runtime"):
         runtime = answering.describe_runtime() or {}
-    found = {"engine": _find_origin(type(answering))[2], "runtime": runtime.get("version")}
+    found = {"engine": find_origin(answering)[2], "runtime": runtime.get("version")}
     return {name: str(version) for name, version in found.items() if version is not None}
+
+
+class Environment(NamedTuple):
+    """The software of a run: all versions that took part, and those that answers depend on."""
+
+    versions: dict[str, Any]
+    software: dict[str, str]
+
+
+@runtime_checkable
+class AnswersElsewhere(Protocol):
+    """A session that may answer from another Python environment."""
+
+    @property
+    def environment(self) -> Environment | None:
+        """That environment; None for this program's own."""
+        ...
+
+
+def read_environment(
+    engine: BaseEngine | None, session: BaseInferenceSession | None = None
+) -> Environment:
+    """Return the software of an engine, in the environment in which its session runs."""
+    if isinstance(session, AnswersElsewhere) and session.environment is not None:
+        return session.environment
+    package = None if engine is None else find_origin(engine)[1]
+    return Environment(read_software_versions(package), read_answering_software(engine))
 
 
 def record_execution(record: dict[str, Any], session: BaseInferenceSession) -> None:
@@ -315,7 +352,11 @@ def record_identity(record: dict[str, Any], session: BaseInferenceSession) -> No
         record["capabilities"] = sorted(session.capabilities)
 
 
-def _find_origin(kind: type[BaseEngine]) -> tuple[str, str | None, str | None]:
+def find_origin(engine: BaseEngine) -> tuple[str, str | None, str | None]:
+    """Return the name of an engine, its distribution, and the version of that."""
+    if isinstance(engine, DeclaredElsewhere):
+        return engine.declared_origin
+    kind = type(engine)
     value = f"{kind.__module__}:{kind.__qualname__}"
     for entry in available():
         if entry.value == value:

@@ -176,6 +176,11 @@ def _engine_form(written: Any, name: str) -> Mapping[str, Any] | None:
             return None
         case str():
             return {"kind": written}
+        case {"python": _}:
+            raise ConfigurationError(
+                f"option 'engine' of engine {name} has no environment of its own: python stands "
+                f"beside the type {name}, which then runs there"
+            )
         case {"type": kind, **options}:
             return {"kind": kind, "params": options}
         case {"kind": _}:

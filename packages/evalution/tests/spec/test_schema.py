@@ -103,6 +103,8 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ({"engine": {"kind": "reference", "dtype": "float32"}}, "$.engine"),
     ({"engine": {"kind": "reference", "params": {"dtyp": 3}}}, "$.engine.params"),
     ({"engine": {"dtype": "float32"}}, "$.engine"),
+    ({"engine": {"type": "reference", "python": 3}}, "$.engine.python"),
+    ({"engine": {"dtype": "float32", "python": "p"}}, "$.engine"),
     ({"model": {"paht": "m"}}, "$.model"),
     ({"tests": []}, "$.tests"),
     ({"tests": ["generation"]}, "$.tests[0]"),
@@ -143,6 +145,12 @@ def test_refused_specs_are_invalid_at_the_same_place(
     error = best_match(validator.iter_errors(written))
     assert error is not None
     assert error.json_path.startswith(place)
+
+
+def test_engine_of_another_environment_is_judged_there(validator: Draft202012Validator) -> None:
+    engine = {"type": "of-another", "anything": 1}
+    assert not validator.is_valid(spec(engine=engine))
+    assert validator.is_valid(spec(engine={**engine, "python": ".venv/bin/python"}))
 
 
 def _file(folder: Path, written: Mapping[str, Any]) -> str:

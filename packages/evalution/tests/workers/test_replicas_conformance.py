@@ -20,3 +20,9 @@ class TestIsolatedMock(EngineConformance):
     oracle = Mock(max_model_len=160)
     model = Model(path="mock")
     checks = WRAPPER_CHECKS - {"discovery", "lifecycle"}  # of Replicas, whatever is inside
+
+
+class TestIsolatedReference(EngineConformance):
+    engine = Replicas(Reference(dtype="float64"), 1)
+    model = Model(path="builtin:tiny")
+    checks = frozenset({"distributions"})  # several workers have none

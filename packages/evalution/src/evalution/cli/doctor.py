@@ -15,6 +15,7 @@ from evalution.cli.options import DebugOption, JsonOption
 from evalution.doctor.engines import PATIENCE, EngineHealth, Trial, choose_engines, examine_engine
 from evalution.doctor.machine import Machine, inspect_machine
 from evalution.table import make_console
+from evalution.user_input import parse_path
 from evalution_core import ConfigurationError
 
 _MARKS = {"ok": "ok", "untried": "--", "broken": "!!"}
@@ -37,6 +38,10 @@ def doctor(
         list[str] | None,
         typer.Option("--option", "-o", metavar="KEY=VALUE", help="An option of the engine."),
     ] = None,
+    python: Annotated[
+        str | None,
+        typer.Option(metavar="PATH", help="Try them in the environment of that interpreter."),
+    ] = None,
     patience: Annotated[
         float, typer.Option(min=1, help="Seconds that each engine has to load a model and answer.")
     ] = PATIENCE,
@@ -49,6 +54,16 @@ def doctor(
     hurts nothing. Exit code 0 if at least one engine works, else 1.
     """
     with report_errors(debug=debug):
+        if python is not None:
+            from evalution.workers import interpreter  # noqa: PLC0415 - only this option needs it
+
+            models = [] if model is None else ["--model", model]
+            options = [part for pair in option or () for part in ("-o", pair)]
+            flags = ["--json"] * as_json + ["--debug"] * debug
+            asked = ["doctor", *(engine or ()), *models, *options, "--patience", str(patience)]
+            raise typer.Exit(
+                interpreter.run_command(parse_path(python).absolute(), [*asked, *flags])
+            )
         healths: list[EngineHealth] = []
         engines = choose_engines(engine or ())
         trial = Trial(_parse_options(option or (), engine or ()), model, patience)

@@ -21,6 +21,7 @@ from evalution.suites.suite import Suite, SuiteDeclaration
 from evalution.table import make_console
 from evalution.user_input import LARGEST
 from evalution.yaml_spec.option_schema import (
+    PYTHON_SCHEMA,
     make_engine_schema,
     make_step_definitions,
     make_suite_schema,
@@ -147,11 +148,13 @@ def engines(
             return
         engine = load_engine(name)
         capabilities = sorted(engine.capabilities)
+        schema = make_engine_schema(engine)
+        schema["properties"] = {**schema.get("properties", {}), "python": PYTHON_SCHEMA}
         if as_json:
             facts = {"name": engine.__name__, "capabilities": capabilities}
-            _print_json({**facts, "options_schema": make_engine_schema(engine)})
+            _print_json({**facts, "options_schema": schema})
         else:
-            _print_options(engine, make_engine_schema(engine), f"can: {', '.join(capabilities)}")
+            _print_options(engine, schema, f"can: {', '.join(capabilities)}")
 
 
 def _list_engines(*, as_json: bool) -> None:

@@ -15,7 +15,7 @@ import signal
 import subprocess
 import sys
 import sysconfig
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from tempfile import TemporaryFile
 from typing import IO, Any
@@ -38,7 +38,7 @@ def answer_parent(answer: Callable[[Mapping[str, Any]], Iterable[Facts]]) -> Non
     os.dup2(2, 1)
     faulthandler.enable()
     question = json.load(sys.stdin)
-    sys.path[:] = question["path"]
+    sys.path[:] = question.get("path", sys.path)
     with os.fdopen(answers, "w", encoding="utf-8") as stream:
         for facts in answer(question):
             print(json.dumps(facts), file=stream, flush=True)
@@ -49,26 +49,51 @@ def answer_parent(answer: Callable[[Mapping[str, Any]], Iterable[Facts]]) -> Non
 def ask_child(
     module: str, entry: PluginEntry[Any], question: Mapping[str, Any], patience: float
 ) -> Facts:
-    """Return what the child found out, and as an `error` what became of it.
+    """Return what a child with this process's `sys.path` found out, as `ask_process`.
 
     Args:
         module: calls `answer_parent` when it is run.
-        entry: what the question is on.
-        question: JSON, to which the entry's four facts and `sys.path` are added.
+        entry: what the question is on; its four facts are added to the question.
+        question: JSON.
         patience: seconds after which the child is ended.
-
-    The `stage` of a child that did not live to say that it is done is not None.
     """
     facts = (entry.name, entry.value, entry.distribution, entry.version)
+    # -P: a file of the working folder must not take the place of a module.
+    command = [sys.executable, "-P", "-m", module]
+    return ask_process(command, {**question, "path": sys.path, "entry": facts}, patience)
+
+
+def ask_process(
+    command: Sequence[str],
+    question: Mapping[str, Any],
+    patience: float,
+    environment: Mapping[str, str] | None = None,
+) -> Facts:
+    """Return what a process found out, and as an `error` what became of it.
+
+    The `stage` of one that did not live to say that it is done is not None.
+
+    Raises:
+        OSError: it can't be started.
+    """
     # Files and no pipes: a grandchild that lives on would hold a pipe open.
     with TemporaryFile() as asked, TemporaryFile() as answered, TemporaryFile() as printed:
-        asked.write(json.dumps({**question, "path": sys.path, "entry": facts}).encode())
+        asked.write(json.dumps(question).encode())
         asked.seek(0)
-        fault = _run_child(module, asked, answered, printed, patience)
+        child = subprocess.Popen(
+            command,
+            stdin=asked,
+            stdout=answered,
+            stderr=printed,
+            env=environment,
+            start_new_session=True,
+        )
+        fault = _await_child(child, patience)
         answered.seek(0)
         found: Facts = {"stage": "its start"}
         for line in answered:
-            found |= json.loads(line)
+            with suppress(ValueError, TypeError):  # a program that knows nothing of questions
+                found |= json.loads(line)
         if found["stage"] is not None:
             doing = f"{fault or 'it ended the process'} during {found['stage']}"
             hidden = find_secrets({"question": question, "environment": dict(os.environ)})
@@ -76,15 +101,8 @@ def ask_child(
     return found
 
 
-def _run_child(
-    module: str, asked: IO[bytes], answered: IO[bytes], printed: IO[bytes], patience: float
-) -> str | None:
-    """Run the child and return the fault of its end, if any; it and its children are gone then."""
-    # -P: a file of the working folder must not take the place of a module.
-    command = [sys.executable, "-P", "-m", module]
-    child = subprocess.Popen(
-        command, stdin=asked, stdout=answered, stderr=printed, start_new_session=True
-    )
+def _await_child(child: subprocess.Popen[bytes], patience: float) -> str | None:
+    """Return the fault of the child's end, if any; it and its children are gone then."""
     try:
         status = child.wait(patience)
     except subprocess.TimeoutExpired:

@@ -11,7 +11,7 @@ from threading import Event
 from types import TracebackType
 from typing import Any, Self, cast
 
-from evalution.environment import SCORING_POLICY, make_engine_record, read_software_versions
+from evalution.environment import SCORING_POLICY, make_engine_record
 from evalution.error_boundary import clean_up
 from evalution.progress import Progress
 from evalution.redaction import mask_text, mask_value
@@ -56,7 +56,7 @@ class RunRecord:
         """True until something has ended the run."""
         return self.result.status == "running"
 
-    def begin(self, build_seconds: float | None) -> None:
+    def begin(self, build_seconds: float | None, versions: dict[str, Any]) -> None:
         """Note that the model is loaded, in so many seconds if it was loaded for this run."""
         result = self.result
         result.status, result.error = "running", None  # of a load that failed before
@@ -64,7 +64,7 @@ class RunRecord:
         self._started = time.perf_counter() - (build_seconds or 0.0)
         if build_seconds is not None:
             result.timings["build_s"] = round(build_seconds, 3)
-        result.versions = read_software_versions(result.engine.get("distribution"))
+        result.versions = versions
 
     def fail(self, error: BaseException, suite: str | None = None) -> None:
         """Note what ended the run, in which suite."""
@@ -270,14 +270,17 @@ class Run:
         )
         try:
             self._holder.open(self._options.progress, self._store.path)
-            base = make_run_answer_base(self._engine, self._model, self.result.engine)
+            environment = self._holder.read_environment()
+            base = make_run_answer_base(
+                self._engine, self._model, self.result.engine, environment.software
+            )
             self._store.bind(base, self.result.engine)
             self._collect_notices()
         except BaseException as error:
             clean_up(error, self._holder.close, self._store.discard)
             raise
         self.result.folder = self._store.path
-        self._record.begin(self._holder.build_seconds)
+        self._record.begin(self._holder.build_seconds, environment.versions)
         self._store.write_results(self.result)
 
     def _run(self, suite: AnySuite) -> None:

@@ -11,7 +11,13 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, Self
 
-from evalution.environment import record_execution, record_identity
+from evalution.environment import (
+    DeclaredElsewhere,
+    Environment,
+    read_environment,
+    record_execution,
+    record_identity,
+)
 from evalution.error_boundary import clean_up, wrap_errors
 from evalution.hints import suggest_generation
 from evalution.progress import Progress
@@ -114,6 +120,10 @@ class SessionHolder:
             self._check(session)
         return session
 
+    def read_environment(self) -> Environment:
+        """Return the software of the open session."""
+        return read_environment(self._engine, self._session)
+
     def record_execution(self) -> None:
         """Record again what is in use: the runtime may have fallen back since."""
         if self._session is not None:
@@ -156,7 +166,7 @@ class SessionHolder:
     def _load(self, engine: BaseEngine, folder: Path | None) -> BaseInferenceSession:
         if self._backend is not None:
             return engine.attach(self._handles(self._backend, folder), self._model)
-        if not self._isolate:
+        if not self._isolate or isinstance(engine, DeclaredElsewhere):
             return engine.build(self._model)
         from evalution.workers import build_supervised  # noqa: PLC0415 - most runs need no process
 

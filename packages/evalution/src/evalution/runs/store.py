@@ -11,11 +11,7 @@ from itertools import count
 from pathlib import Path
 from typing import Any, cast
 
-from evalution.environment import (
-    SCORING_POLICY,
-    find_answering_engine,
-    read_answering_software,
-)
+from evalution.environment import SCORING_POLICY, find_answering_engine
 from evalution.journal.records import AnswerBase, make_answer_base
 from evalution.journal.store import Journal
 from evalution.redaction import mask_value
@@ -206,7 +202,10 @@ def _folder_errors(path: Path) -> Generator[None]:
 
 
 def make_run_answer_base(
-    engine: BaseEngine | None, model: Model, record: Mapping[str, Any]
+    engine: BaseEngine | None,
+    model: Model,
+    record: Mapping[str, Any],
+    software: Mapping[str, str],
 ) -> AnswerBase:
     """Return the common part of a run's answer keys; `record` is the engine's part of results."""
     tokenizer: Mapping[str, Any] = record["tokenizer"] or {}
@@ -221,7 +220,7 @@ def make_run_answer_base(
         identity=record["identity"],
         execution=record["execution"],
         scoring_policy=SCORING_POLICY,
-        software=read_answering_software(engine),
+        software=software,
         variables=rendered_with,
     )
 

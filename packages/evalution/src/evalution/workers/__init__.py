@@ -11,6 +11,7 @@ package that runs workers elsewhere makes `Worker`s for a `Supervision`, serves 
 """
 
 from evalution.workers.child import Service, build_session
+from evalution.workers.interpreter import declare_engine
 from evalution.workers.session import (
     SupervisedSession,
     build_supervised,
@@ -53,6 +54,7 @@ __all__ = [
     "build_session",
     "build_supervised",
     "check_workers",
+    "declare_engine",
     "find_lost_capabilities",
     "pack_configuration",
     "pack_error",

@@ -20,9 +20,10 @@ from functools import partial
 from multiprocessing import spawn
 from typing import Any, TextIO
 
+from evalution.environment import Environment, read_environment
 from evalution.redaction import register_secrets
 from evalution.workers.jobs import Event
-from evalution.workers.process import MARK, kill_tree
+from evalution.workers.process import MARK, PACKAGES, kill_tree, read_versions
 from evalution.workers.rows import RowServer
 from evalution.workers.wire import (
     PROTOCOL,
@@ -49,10 +50,12 @@ from evalution_core import (
     BaseInferenceSession,
     Capability,
     EngineRuntimeError,
+    EngineSpec,
     EvalutionError,
     Model,
     RequestFailure,
     TextDelta,
+    load_engine,
 )
 from evalution_core.kinds import RequestKind
 from evalution_core.requests import Request
@@ -62,12 +65,11 @@ Events = Iterator[tuple[int, Event]]
 
 
 def build_session(engine: bytes, model: bytes) -> BaseInferenceSession:
-    """Build the session of a pickled engine and model.
+    """Build the session of a pickled engine, or its name and options, and of a pickled model.
 
     The pickles come from the program that started this worker, and from nowhere else.
     """
-    source, weights = pickle.loads(engine), pickle.loads(model)
-    assert isinstance(source, BaseEngine)
+    source, weights = _unpack_engine(engine), pickle.loads(model)
     assert isinstance(weights, Model)
     register_secrets(source)
     register_secrets(weights)
@@ -75,6 +77,21 @@ def build_session(engine: bytes, model: bytes) -> BaseInferenceSession:
     if not isinstance(session, BaseInferenceSession):  # pyright: ignore[reportUnnecessaryIsInstance]
         raise EngineRuntimeError(f"build() must return a BaseInferenceSession, got {session!r}")
     return session
+
+
+def _unpack_engine(packed: bytes) -> BaseEngine:
+    source = pickle.loads(packed)
+    if isinstance(source, EngineSpec):
+        return load_engine(source.kind).from_options(source.params)
+    assert isinstance(source, BaseEngine)
+    return source
+
+
+def _describe_environment(packed: bytes) -> Environment | None:
+    """Return what an engine runs on here; None for one of the parent's own environment."""
+    if not isinstance(pickle.loads(packed), EngineSpec):
+        return None
+    return read_environment(_unpack_engine(packed))
 
 
 class Service:
@@ -240,6 +257,9 @@ _FLUSH_S = 10.0
 
 def main() -> None:
     """Serve until the parent sends `Close` or is gone."""
+    if (found := read_versions()) != sys.argv[1:]:
+        names = " and ".join(PACKAGES)
+        sys.exit(f"{sys.executable} has {names} {found}, its parent has {sys.argv[1:]}")
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     parent, mark = os.getppid(), os.environ[MARK].rpartition("/")[2]
     channel = _take_channel()
@@ -253,6 +273,7 @@ def main() -> None:
             if start.main:
                 spawn.prepare(start.main)
             session = build_session(start.engine, start.model)
+            environment = _describe_environment(start.engine)
         except BaseException as error:  # noqa: BLE001 - the parent raises it
             outbox.put(BuildFailed(pack_error(error, "building the session")))
             outbox.flush(_FLUSH_S)
@@ -260,7 +281,7 @@ def main() -> None:
         _enable_stack_dumps(stacks)  # the build may have taken the signals for itself
         _start_thread(lambda: _send_heartbeats(outbox, start, stacks, mark, parent), "life")
         service = Service(session, outbox)
-        outbox.put(service.describe())
+        outbox.put(service.describe()._replace(environment=environment))
         _serve(channel, service, outbox)
     except EOFError:
         # No answer is awaited any more, and what runs may hold a device.

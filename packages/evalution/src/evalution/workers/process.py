@@ -17,6 +17,7 @@ import tempfile
 import threading
 import uuid
 from collections.abc import Sequence
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any, cast
 
@@ -31,13 +32,18 @@ THREAD_COUNTS = (
 )
 MARK = "EVALUTION_WORKER"
 
+PACKAGES = ("evalution", "evalution-core")
+"""Distributions that both ends must have in the same version: they pickle for each other."""
+
 # -P and this path keep a stray module of the current folder from being imported first.
 _BOOT = """
 import sys
 sys.path[:] = {path}
-from evalution.workers.child import main
-main()
+{main}
 """
+_MAIN = "from evalution.workers.child import main; main()"
+_OF_PARENT = ("PYTHONPATH", "PYTHONHOME", "__PYVENV_LAUNCHER__")
+"""Variables that lead an interpreter of another environment into that of its parent."""
 _PROCESSES = Path("/proc")
 _ROUNDS = 5
 _EXIT_S = 10.0
@@ -46,13 +52,25 @@ _STACK_S = 1.0
 _LONGEST_STACK = 20_000
 
 
+def read_versions() -> list[str]:
+    """Return the versions of `PACKAGES`."""
+    return [version(name) for name in PACKAGES]
+
+
+def make_foreign_environment() -> dict[str, str]:
+    """Return this process's variables as an interpreter of another environment may have them."""
+    return {name: value for name, value in os.environ.items() if name not in _OF_PARENT}
+
+
 class WorkerProcess:
     """A fresh interpreter that builds the session and serves it; see `evalution.workers.child`.
 
-    It inherits the environment, credentials in it included: the engine may need them.
+    It inherits the environment, credentials in it included: the engine may need them. One of
+    another `python` has nothing of this process's `sys.path`.
     """
 
-    def __init__(self, first: Start, environment: dict[str, str]):
+    def __init__(self, first: Start, environment: dict[str, str], python: Path | None = None):
+        self._python = python
         self._first = first
         self._environment = environment
         self._mark = uuid.uuid4().hex
@@ -64,12 +82,17 @@ class WorkerProcess:
         self._kill_reason: str | None = None
 
     def start(self, listener: WorkerListener) -> None:
-        path = [entry or os.getcwd() for entry in sys.path]
+        inherited, python, code = os.environ, sys.executable, _MAIN
+        if self._python is not None:
+            inherited, python = make_foreign_environment(), str(self._python)
+        else:
+            path = [entry or os.getcwd() for entry in sys.path]
+            code = _BOOT.format(path=json.dumps(path), main=_MAIN)
         process = subprocess.Popen(
-            [sys.executable, "-P", "-c", _BOOT.format(path=json.dumps(path))],
+            [python, "-P", "-c", code, *read_versions()],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
-            env={**os.environ, **self._environment, MARK: make_nested_mark(self._mark)},
+            env={**inherited, **self._environment, MARK: make_nested_mark(self._mark)},
             start_new_session=True,
         )
         self._process = process

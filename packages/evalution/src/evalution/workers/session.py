@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
+from pathlib import Path
 from typing import Any, TypeVar
 
+from evalution.environment import Environment
 from evalution.workers.jobs import (
     CallJob,
     PooledStream,
@@ -30,6 +32,7 @@ from evalution_core import (
     CheckResult,
     ConfigurationError,
     EngineRuntimeError,
+    EngineSpec,
     EvalutionError,
     GenerationOutput,
     GenerationRequest,
@@ -104,12 +107,18 @@ class SupervisedSession(BaseInferenceSession):
             infos[0].max_model_len,
             sum(preferred) or None,
         )
+        self._environment = ready[0].environment
         special_ids = ready[0].special_ids
         self._tokenizer = None if special_ids is None else RemoteTokenizer(self._ask, special_ids)
 
     @property
     def info(self) -> SessionInfo:
         return self._info
+
+    @property
+    def environment(self) -> Environment | None:
+        """The software of the workers, where it isn't this program's."""
+        return self._environment
 
     @property
     def tokenizer(self) -> TextCodec | None:
@@ -309,6 +318,7 @@ def build_supervised(
     workers: int = 1,
     options: WorkerOptions | None = None,
     devices: Sequence[str] | None = None,
+    elsewhere: tuple[Path, EngineSpec] | None = None,
 ) -> SupervisedSession:
     """Load `model` in worker processes, which are gone when the session is closed.
 
@@ -321,6 +331,7 @@ def build_supervised(
         options: deadlines and restarts.
         devices: what each worker sees as `CUDA_VISIBLE_DEVICES`, one entry for each. None leaves
             the devices as they are and divides the cores.
+        elsewhere: an interpreter of another environment, and the engine by its name there.
 
     Raises:
         ConfigurationError: the engine or model can't be pickled, or allows fewer workers.
@@ -329,14 +340,17 @@ def build_supervised(
     """
     check_workers(engine, workers, devices)
     options = options or WorkerOptions()
-    packed = pack_configuration(engine), pack_configuration(model)
+    python, source = elsewhere or (None, engine)
+    packed = pack_configuration(source), pack_configuration(model)
     start = Start(*packed, main_module(*packed), options.beat, options.heartbeat_timeout)
     environments = make_environments(workers, devices)
     supervision = Supervision(
-        workers, lambda index: WorkerProcess(start, environments[index]), options
+        workers, lambda index: WorkerProcess(start, environments[index], python), options
     )
     supervision.start()
     description: dict[str, Any] = {"isolated": True, "replicas": workers}
+    if python is not None:
+        description["python"] = str(python)
     if devices is not None:
         description["visible_devices"] = list(devices)
     return SupervisedSession(

@@ -17,12 +17,14 @@ from io import BufferedReader
 from multiprocessing import spawn
 from typing import Any, BinaryIO, NamedTuple, Protocol
 
+from evalution.environment import Environment
 from evalution.error_boundary import wrap_errors
 from evalution.redaction import mask_text
 from evalution_core import (
     BaseEngine,
     ConfigurationError,
     EngineRuntimeError,
+    EngineSpec,
     EvalutionError,
     InvalidRequestError,
     Model,
@@ -40,7 +42,8 @@ _HEADER = struct.Struct("!QQ")
 class Start(NamedTuple):
     """The first message to a process: its pickled engine and model, and its deadlines.
 
-    `main` is what `spawn.prepare` needs of this program's main module. `beat` is the time between
+    An engine of another environment is an `EngineSpec`, since its class may be absent here. `main`
+    is what `spawn.prepare` needs of this program's main module. `beat` is the time between
     heartbeats in seconds, `stack_file` the path that a crash writes its stack to.
     """
 
@@ -92,10 +95,14 @@ class Close(NamedTuple):
 
 
 class Ready(NamedTuple):
-    """The session is built; `special_ids` are leading ids, BOS and EOS, None without tokenizer."""
+    """The session is built; `special_ids` are leading ids, BOS and EOS, None without tokenizer.
+
+    `environment` is that of the worker, where it isn't this program's.
+    """
 
     info: SessionInfo
     special_ids: SpecialIds | None
+    environment: Environment | None = None
 
 
 class BuildFailed(NamedTuple):
@@ -317,7 +324,7 @@ class Worker(Protocol):
 _MAIN = b"__main__"
 
 
-def pack_configuration(value: BaseEngine | Model) -> bytes:
+def pack_configuration(value: BaseEngine | EngineSpec | Model) -> bytes:
     """Pickle an engine or model.
 
     Raises:

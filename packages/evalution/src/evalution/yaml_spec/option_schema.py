@@ -187,28 +187,45 @@ class NamedDeclaration:
         }
 
 
+_FOREIGN = {"description": "Name of an engine in that environment.", "type": "string"}
+PYTHON_SCHEMA: dict[str, Any] = {
+    "description": "Interpreter of another environment, in which the engine then runs: a path from "
+    "the spec's folder. It stands beside the engine's name, as in `{type: VLLM, python: "
+    ".venv-vllm/bin/python}`.",
+    "type": "string",
+    "minLength": 1,
+}
+
+
 def make_declaration_schema(what: str, declared: Sequence[NamedDeclaration]) -> dict[str, Any]:
     """A name alone, or a mapping with `type` or `kind`: each name with its own options.
 
-    What is given as `package.module:Class` is not judged.
+    What is given as `package.module:Class` is not judged, nor an engine of another environment.
     """
     names = _make_name_schema(declared)
     beside = {"description": f"Name of the {what}; its options stand beside it.", **names}
     under = {"description": f"Name of the {what}; its options stand under `params`.", **names}
-    named = {"properties": {"type": beside, "kind": under}}
+    one_name = {"oneOf": [{"required": ["type"]}, {"required": ["kind"]}]}
+    options: dict[str, Any] = {
+        "properties": {"type": beside, "kind": under},
+        **one_name,
+        "allOf": [
+            {"if": _match_name(found), "then": {"$ref": f"{_LOCAL}{found.key}"}}
+            for found in declared
+        ],
+    }
+    if what == "engine":
+        elsewhere = {
+            "properties": {"python": PYTHON_SCHEMA, "type": _FOREIGN, "kind": _FOREIGN},
+            **one_name,
+        }
+        options = {"if": {"required": ["python"]}, "then": elsewhere, "else": options}
     return {
         "description": f"One {what}: a name, `type` with options, or `kind` with `params`.",
         "type": ["string", "object"],
         "if": {"type": "string"},
         "then": _make_name_schema([found for found in declared if not found.needs_options]),
-        "else": {
-            **named,
-            "oneOf": [{"required": ["type"]}, {"required": ["kind"]}],
-            "allOf": [
-                {"if": _match_name(found), "then": {"$ref": f"{_LOCAL}{found.key}"}}
-                for found in declared
-            ],
-        },
+        "else": options,
     }
 
 

@@ -149,7 +149,7 @@ def parse_spec(found: object, path: Path) -> Spec:
         if document.get(section) is None:
             raise ConfigurationError(f"the section {section!r} is missing{EXAMPLES[section]}")
     folder = path.resolve().parent if path.is_symlink() else path.parent
-    engine = parse_engine(document["engine"])
+    engine = parse_engine(document["engine"], folder)
     backend = _parse_backend(document, folder)
     model = _parse_model(document.get("model"), folder) if backend is None else backend.model
     if backend is not None:
@@ -166,14 +166,23 @@ def parse_spec(found: object, path: Path) -> Spec:
     )
 
 
-def parse_engine(declared: object) -> BaseEngine:
+def parse_engine(declared: object, base: Path | None = None) -> BaseEngine:
     """An engine from its name, or from either form of a spec.
+
+    With `python` beside its name it is that of another environment; the path of the interpreter
+    starts from `base`.
 
     Raises:
         ConfigurationError: no engine has the name, or an option is wrong.
         EngineUnavailableError: the engine's module is there and can't be imported.
     """
+    python, declared = _take_python(declared)
     name, options = read_declaration(declared, "engine")
+    if python is not None:
+        from evalution.workers import declare_engine  # noqa: PLC0415 - most runs need no process
+
+        _check_plain(options, "engine")
+        return declare_engine(name, options, python=(base or Path()) / parse_path(python))
     with note_working_folder(name):
         engine = load_engine(name)
     _check_place(options, engine)
@@ -183,6 +192,21 @@ def parse_engine(declared: object) -> BaseEngine:
         made = engine.from_options(options)
     register_secrets(made)
     return made
+
+
+def _take_python(declared: object) -> tuple[str | None, object]:
+    if isinstance(declared, str):
+        return None, declared
+    fields = dict(as_mapping(declared, "the engine"))
+    if "python" not in fields:
+        return None, fields
+    python = fields.pop("python")
+    if not isinstance(python, str) or not python:
+        raise ConfigurationError(
+            "python, beside an engine's type, must be the path of another environment's "
+            f"interpreter, such as .venv-vllm/bin/python, got {python!r}"
+        )
+    return python, fields
 
 
 def parse_test(declared: object, base: Path | None) -> SuiteDeclaration:
@@ -254,7 +278,7 @@ def _parse_against(declared: object, model: Model, base: Path) -> EngineAndModel
     if fields.get("engine") is None:
         raise ConfigurationError(f"the section 'against' names no engine{EXAMPLES['engine']}")
     other = _parse_model(fields["model"], base) if fields.get("model") is not None else model
-    return EngineAndModel(parse_engine(fields["engine"]), other)
+    return EngineAndModel(parse_engine(fields["engine"], base), other)
 
 
 def _parse_isolate(declared: object) -> bool:
