@@ -1,4 +1,4 @@
-"""`tools/llama_perplexity.py`: the README's table, and our side of it computed again."""
+"""`tools/llama_perplexity.py`: the document's table, and our side of it computed again."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ from evalution_enginekit.distributions import log_softmax_rows  # noqa: E402 - a
 
 
 def read_table() -> dict[tuple[str, str], list[float]]:
-    """Figures of the README by weights and name: the tool's, ours by its arithmetic, and ours."""
-    readme = (ROOT / "packages" / "evalution-llama-cpp" / "README.md").read_text("utf-8")
-    rows = re.findall(rf"^\| ({'|'.join(QUANTISATIONS)}) \| ([^|]+) \| (.+) \|$", readme, re.M)
+    """Figures of the document by weights and name: the tool's, ours by its arithmetic, and ours."""
+    text = (ROOT / "docs" / "fidelity.md").read_text("utf-8")
+    rows = re.findall(rf"^\| ({'|'.join(QUANTISATIONS)}) \| ([^|]+) \| (.+) \|$", text, re.M)
     return {(kind, name): [float(cell) for cell in cells.split("|")] for kind, name, cells in rows}
 
 
