@@ -7,6 +7,7 @@ import random
 import shutil
 import threading
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -221,7 +222,10 @@ def test_checkpoint_without_a_linear_layer_is_refused(engine: VLLM, tmp_path: Pa
 
 
 def test_held_group_can_be_aborted() -> None:
-    from evalution_vllm.requests import StepRequests
+    from evalution_vllm.requests import (
+        StepRequests,
+        _Request,  # pyright: ignore[reportPrivateUsage]
+    )
 
     class Engine:
         def __init__(self) -> None:
@@ -240,11 +244,13 @@ def test_held_group_can_be_aborted() -> None:
     class Parameters:
         refusals = (ValueError,)
 
-        def generation(self, prompt: TokenPrompt) -> str:
-            return "generation"
-
-        def scoring(self, group: SpanGroup, *, reads_cache: bool) -> str:
-            return "scoring"
+        def make(
+            self, request_id: str, work: TokenPrompt | SpanGroup, *, reads_cache: bool = False
+        ) -> Any:
+            listed = work.listed if isinstance(work, SpanGroup) else None
+            ranked = work.logprobs if isinstance(work, TokenPrompt) else None
+            made = SimpleNamespace(logprob_token_ids=listed, logprobs=ranked)
+            return _Request(request_id, work, made, [1])
 
     engine: Any = Engine()
     requests = StepRequests(engine, Parameters(), reads_cache=True)  # pyright: ignore
