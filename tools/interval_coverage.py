@@ -78,7 +78,7 @@ def draw_corpus(
 @cache
 def compute_truth(kind: Kind) -> tuple[float, ...]:
     """Return the figures over all documents that could be drawn."""
-    lengths = draw_lengths(np.random.default_rng(0), kind, 4_000_000)
+    lengths = draw_lengths(np.random.default_rng(0), kind, 1_000_000)
     mean = float((lengths * (lengths / kind.lengths) ** kind.linked).sum() / lengths.sum())
     return mean, 0.2 * mean, 1 - 0.02 * mean
 

@@ -223,6 +223,18 @@ def test_top_tokens_come_with_scores_by_rows() -> None:
     )
 
 
+def test_score_does_not_depend_on_one_beside_it_that_wants_top_tokens() -> None:
+    behaviour = Behaviour()
+    pairs = [LoglikelihoodRequest("ab", text) for text in ("cde", "cdf", "cdg")]
+    with Rowing(behaviour) as session:
+        alone = session.loglikelihood(pairs)
+        behaviour.asked.clear()
+        pairs[1].top_logprobs = 2
+        beside = session.loglikelihood(pairs)
+    assert behaviour.asked == [1]
+    assert (beside[0], beside[2]) == (alone[0], alone[2])
+
+
 def test_missing_top_tokens_are_no_answer() -> None:
     with (
         Rowing(Behaviour(), full=False) as session,
@@ -281,14 +293,17 @@ def test_block_has_the_rows_of_its_spans_whatever_the_order_of_the_plan(
     drawn: list[tuple[list[int], int]],
 ) -> None:
     spans = [TokenSpan(ids, min(start, len(ids) - 1)) for ids, start in drawn]
-    block = RowBlock(spans, 1)
+    block = RowBlock(spans, 2)
     for segment in reversed(plan_scoring(spans).segments):
-        values = [
-            [hash(tuple(spans[t.span].fed[: t.position + 1])) % 1000] for t in segment.targets
-        ]
-        block.fill(segment.targets, np.array(values, np.float32).reshape(-1, 1))
-    assert block.rows[:, 0].tolist() == [
-        hash(tuple(span.fed[:at])) % 1000
-        for span in spans
-        for at in range(span.start, len(span.token_ids))
-    ]
+        values = [hash(tuple(spans[t.span].fed[: t.position + 1])) % 16 for t in segment.targets]
+        logits = np.array([[0, value] for value in reversed(values)], np.float32).reshape(-1, 2)
+        block.fill(segment.targets, logits, range(len(values))[::-1])
+    odds = block.rows[:, 1] - block.rows[:, 0]
+    assert odds.tolist() == pytest.approx(
+        [
+            hash(tuple(span.fed[:at])) % 16
+            for span in spans
+            for at in range(span.start, len(span.token_ids))
+        ],
+        abs=1e-5,
+    )

@@ -12,7 +12,7 @@ pytest.importorskip("uvicorn", reason="the extra `server` isn't installed: no uv
 
 from evalution import suites
 from evalution_conformance import EngineConformance
-from evalution_core import Model
+from evalution_core import LoglikelihoodRequest, Model, RollingLoglikelihoodRequest
 from evalution_core.builtins import builtin_path
 from evalution_openai.engine import OpenAICompatible
 from evalution_openai.server import build_openai_compatible_server
@@ -94,6 +94,30 @@ class TestEchoScoring(EngineConformance):
         "test_a_stop_is_found_across_tokens",
         "test_deltas_join_to_the_output",
     }
+
+
+@pytest.mark.parametrize(
+    ("engine", "model"),
+    [
+        (TestServerTokenizes.engine, TestServerTokenizes.model),
+        (TestLocalTokenizer.engine, TestLocalTokenizer.model),
+        (TestEchoScoring.engine, TestEchoScoring.model),
+    ],
+    ids=["text", "ids", "echo"],
+)
+def test_likeliest_tokens_come_over_http_as_from_the_reference_engine(
+    engine: OpenAICompatible, model: Model
+) -> None:
+    pairs = [LoglikelihoodRequest("Tom has 3", f" {n} apples.", top_logprobs=n) for n in (1, 4)]
+    text = RollingLoglikelihoodRequest("The red cat sleeps. " * 60, top_logprobs=2)
+    found: list[list[dict[int, float]]] = []
+    for one, of in ((engine, model), (Reference(dtype="float64"), Model("builtin:tiny"))):
+        with one.build(of) as session:
+            outputs = [*session.loglikelihood(pairs), *session.loglikelihood_rolling([text])]
+            found.append([top for output in outputs for top in output.top_logprobs or ()])
+    assert [list(top) for top in found[0]] == [list(top) for top in found[1]]
+    for top, expected in zip(*found, strict=True):
+        assert top == pytest.approx(expected, abs=1e-6)
 
 
 def test_suites_score_over_http_as_on_the_reference_engine() -> None:

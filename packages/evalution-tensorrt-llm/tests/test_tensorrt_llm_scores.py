@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from evalution_core import (
+    Capability,
     EngineRuntimeError,
     GenerationRequest,
     LoglikelihoodRequest,
@@ -63,6 +65,26 @@ def test_scores_are_those_of_the_reference(
         assert session.describe_execution()["scores_from"] == str(choose_score_source(release))
         for output, values in zip(session.loglikelihood(PAIRS), expected, strict=True):
             assert output.token_logprobs == pytest.approx(values, abs=1e-4)
+
+
+@BOTH
+def test_likeliest_tokens_are_those_of_the_reference(installed: Any, release: str) -> None:
+    installed(release)
+    pairs = [
+        replace(pair, top_logprobs=count) for pair, count in zip(PAIRS, (1, 3, 999), strict=True)
+    ]
+    text = RollingLoglikelihoodRequest(CONTEXT * 10, top_logprobs=2)
+    with engine().build(TINY) as session, Reference(dtype="float64").build(TINY) as reference:
+        found, right = (one.loglikelihood(pairs) for one in (session, reference))
+        (rolled,) = session.loglikelihood_rolling([text])
+        assert Capability.DISTRIBUTIONS not in session.capabilities
+    for output, expected in zip(found, right, strict=True):
+        assert output.token_logprobs == pytest.approx(expected.token_logprobs, abs=1e-4)
+        tops = zip(output.top_logprobs or (), expected.top_logprobs or (), strict=True)
+        for top, wanted in tops:
+            assert list(top)[:3] == list(wanted)[:3]
+            assert top == pytest.approx(wanted, abs=1e-4)
+    assert [len(top) for top in rolled.top_logprobs or ()] == [2] * rolled.token_count
 
 
 @BOTH

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,8 +21,9 @@ from evalution_core import (
     RollingLoglikelihoodRequest,
     UnsupportedRequestError,
 )
+from evalution_reference import Reference
 from evalution_tinker import Tinker
-from evalution_tinker.upstream import align_logprobs, are_greedy
+from evalution_tinker.upstream import align_logprobs, are_greedy, take_tops
 
 tinker: Any = pytest.importorskip("tinker", reason="tinker is not installed")
 
@@ -88,6 +90,42 @@ def test_server_with_a_quirk_scores_as_one_without(server: Any, quirk: str) -> N
     assert [output.is_greedy for output in found] == [True, False]
     assert described["is_greedy_by"] == ("greedy sample" if quirk == "no-topk" else "top-k")
     assert described["scores_suffixes_alone"] is (quirk != "no-suffix")
+
+
+def test_likeliest_tokens_are_those_of_the_reference(server: Any) -> None:
+    pairs = [replace(RIGHT, top_logprobs=3), replace(WRONG, top_logprobs=1)]
+    text = RollingLoglikelihoodRequest("The red cat sleeps. " * 60, top_logprobs=2)
+    with Tinker(base_url=server.url).build(TINY) as session:
+        found = [*session.loglikelihood(pairs), *session.loglikelihood_rolling([text])]
+    with Reference().build(TINY) as session:
+        expected = [*session.loglikelihood(pairs), *session.loglikelihood_rolling([text])]
+    for output, right in zip(found, expected, strict=True):
+        tops = zip(output.top_logprobs or (), right.top_logprobs or (), strict=True)
+        for top, wanted in tops:
+            assert list(top) == list(wanted)
+            assert top == pytest.approx(wanted, abs=1e-4)
+
+
+def test_likeliest_tokens_that_a_server_leaves_out_are_refused(server: Any) -> None:
+    server.quirks.add("no-topk")
+    with Tinker(base_url=server.url).build(TINY) as session:
+        assert Capability.PROMPT_TOP_LOGPROBS not in session.capabilities
+        with pytest.raises(UnsupportedRequestError, match="leaves out topk_prompt_logprobs"):
+            session.loglikelihood([replace(RIGHT, top_logprobs=2)])
+
+
+@pytest.mark.parametrize(
+    ("rows", "message"),
+    [
+        (None, "likeliest tokens of 0 positions of a prompt of 3 tokens"),
+        ([[(1, -0.5)]], "likeliest tokens of 1 positions of a prompt of 3 tokens"),
+        ([None, [(1, -0.5)], [(2, -1.0)]], "the 2 most likely tokens of a position .* and 1 came"),
+        ([None, None, [(2, -1.0), (3, -2.0)]], "the 2 most likely tokens .* and 0 came"),
+    ],
+)
+def test_incomplete_likeliest_tokens_are_refused(rows: Any, message: str) -> None:
+    with pytest.raises(EngineRuntimeError, match=message):
+        take_tops(rows, 3, 1, 2)
 
 
 @pytest.mark.parametrize("quirk", ["silent", "odd"])

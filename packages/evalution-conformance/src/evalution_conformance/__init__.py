@@ -38,6 +38,11 @@ WRAPPER_CHECKS: Final = frozenset(
         "test_an_empty_text_is_refused",
         "test_texts_score_in_order",
         "test_windows_equal_the_reference",
+        "test_rows_come_whole_and_in_order",
+        "test_rows_equal_the_reference",
+        "test_a_bad_request_for_rows_fails_alone",
+        "test_closing_rows_early_leaves_the_session_usable",
+        "test_top_logprobs_equal_the_reference",
     }
 )
 """Checks that an engine can break which hands requests on to sessions of another engine.

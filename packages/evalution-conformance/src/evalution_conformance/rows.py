@@ -70,8 +70,8 @@ def assert_same_rows(found: Rows, expected: Rows, rule: str, tolerance: float) -
         assert len(row) == len(known), f"{rule}: row {at} has {len(row)} values, not {len(known)}"
         distance = measure_distance(row, known)
         assert distance <= tolerance, (
-            f"{rule}: row {at} is off by {distance:.3g} nats in the mean over the vocabulary, and "
-            f"the tolerance is {tolerance:g}"
+            f"{rule}: row {at} is off by {distance:.3g} nats in the mean over its values, and the "
+            f"tolerance is {tolerance:g}"
         )
 
 

@@ -69,7 +69,7 @@ class RequestUpdate:
 
 
 class PromptSource(Protocol):
-    """What `ServingLoop.generate` reads prompts from, as a `PromptQueue` is."""
+    """Source of prompts for `ServingLoop.generate`, as a `PromptQueue` is."""
 
     def on_change(self, notify: Callable[[], None]) -> None: ...
     def take(self, limit: int) -> list[TokenPrompt]: ...

@@ -28,7 +28,7 @@ from evalution_core import (
 )
 from evalution_core.encoding import TokenSpan
 from evalution_core.requests import DistributionRequest, DistributionRows
-from evalution_enginekit.distributions import DistributionReader, Rows, score_by_rows
+from evalution_enginekit.distributions import DistributionReader, Rows, score_spans
 from evalution_enginekit.generation import (
     GenerationJob,
     GenerationLoop,
@@ -448,9 +448,8 @@ class TokenSession(KitSession[GenerationJob, ScoringJob]):
 
     def _score_spans(self, spans: Sequence[TokenSpan]) -> Iterator[SpanScores]:
         """Score spans; by rows where the engine has them and the most likely tokens are wanted."""
-        asks = any(span.top_logprobs is not None for span in spans)
-        if asks and Capability.DISTRIBUTIONS in self._capabilities:
-            return score_by_rows(self._compute_rows, spans)
+        if Capability.DISTRIBUTIONS in self._capabilities:
+            return score_spans(self._score_tokens, self._compute_rows, spans)
         return self._score_tokens(spans)
 
     def _make_completion_job(

@@ -9,19 +9,15 @@ import numpy as np
 
 from evalution_core import EngineRuntimeError
 from evalution_enginekit import ScoringPlan, Segment, Target, TokenScore, TokenSpan, plan_scoring
-from evalution_enginekit.distributions import (
-    RowBlock,
-    Rows,
-    count_block_rows,
-    log_softmax_rows,
-    split_spans,
-)
+from evalution_enginekit.distributions import RowBlock, Rows, count_block_rows, split_spans
 from evalution_enginekit.planning import SpanScores, shared_prefix
 from evalution_enginekit.sampling import token_logprobs
 from evalution_llama_cpp.context import Context, KVCacheBudget, Logits, Reservation
 
 _MOST_LOGITS = 1 << 26
 """Logits of one decode: 256 MiB."""
+_LEAST_ROWS = 64
+"""Rows of a block with the largest vocabularies: decodes of fewer tokens take longer for each."""
 
 
 @dataclass(slots=True, eq=False)
@@ -195,14 +191,13 @@ class PrefixScorer:
     def compute_rows(self, spans: Sequence[TokenSpan]) -> Iterator[Rows]:
         """Yield the log-probabilities of each span's scored positions; empty blocks between."""
         vocabulary, capacity = self._context.vocabulary_size, self._context.batch.capacity
-        at_once = count_block_rows(vocabulary)
+        at_once = max(count_block_rows(vocabulary), min(_LEAST_ROWS, capacity))
         # Whole batches where there are several.
         for group in split_spans(spans, at_once - at_once % capacity or at_once):
             block = RowBlock(group, vocabulary)
             for runs, logits in self._decode_spans(group):
                 targets, rows = _find_targets(runs)
-                if targets:
-                    block.fill(targets, log_softmax_rows(logits)[rows])
+                block.fill(targets, logits, rows)
                 yield block.rows[:0]
             yield block.rows
 

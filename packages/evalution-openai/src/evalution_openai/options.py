@@ -16,7 +16,6 @@ CAPABILITIES = frozenset(Capability) - {
     Capability.MULTIMODAL,
     Capability.ATTACH,
     Capability.DISTRIBUTIONS,
-    Capability.PROMPT_TOP_LOGPROBS,
 }
 """Everything that some server of some dialect can do; a session declares what its own can."""
 

@@ -12,13 +12,14 @@ import pytest
 from evalution_core import (
     Capability,
     EngineRuntimeError,
+    InvalidRequestError,
     LoglikelihoodRequest,
     Model,
     RollingLoglikelihoodRequest,
     UnsupportedRequestError,
 )
 from evalution_enginekit import ByteTokenizer
-from evalution_enginekit.mock import MockSession
+from evalution_enginekit.mock import MockSession, table
 
 PAIRS = [
     LoglikelihoodRequest("What is 3 + 4?", " It is 7."),
@@ -121,6 +122,20 @@ def expected_scores() -> Any:
     )
 
 
+def assert_tops(session: Any, count: int = 3) -> None:
+    """The likeliest tokens of each position, best first, from the table itself."""
+    assert Capability.PROMPT_TOP_LOGPROBS in session.capabilities
+    probabilities = table("scripted")
+    (found,) = session.loglikelihood([LoglikelihoodRequest("a b", "cd", top_logprobs=count)])
+    ids = [*session.tokenizer.leading_ids, *session.tokenizer.encode("a bcd")]
+    for at, top in enumerate(found.top_logprobs, len(ids) - 2):
+        row = probabilities.row(ids[:at])
+        best = sorted(range(256), key=lambda i, row=row: -row[i])[:count]
+        assert list(top.items()) == [(i, pytest.approx(row[i], abs=1e-12)) for i in best]
+    (rolled,) = session.loglikelihood_rolling([RollingLoglikelihoodRequest(TEXT, top_logprobs=2)])
+    assert [len(top) for top in rolled.top_logprobs] == [2] * rolled.token_count
+
+
 def assert_scores(session: Any) -> None:
     pairs, texts = expected_scores()
     found = session.loglikelihood(PAIRS)
@@ -140,6 +155,68 @@ def test_echo_by_ids_scores_as_in_process(connect: Callable[..., Any], server: A
     assert_scores(session)
     sent = server.bodies("/completions")[-1]
     assert all(isinstance(token_id, int) for token_id in sent["prompt"])
+    with pytest.raises(
+        UnsupportedRequestError, match=r"doesn't list them \(echo: the 2 most likely"
+    ):
+        session.loglikelihood([LoglikelihoodRequest("a", "b", top_logprobs=2)])
+
+
+def spell_ids(server: Any, most: int = 5) -> None:
+    """Have the scripted server spell listed tokens as their ids, and list at most so many."""
+    honest = server.routed
+
+    def routed(path: str, body: dict[str, Any]) -> httpx.Response:
+        if (body.get("logprobs") or 0) > most:
+            message = f"Requested logprobs of more than max allowed: {most}"
+            return httpx.Response(400, json={"error": {"message": message}})
+        answer = honest(path, body)
+        if not body.get("return_tokens_as_token_ids"):
+            return answer
+        content = answer.json()
+        lists = content["choices"][0]["logprobs"]
+        lists["tokens"] = [f"token_id:{ord(name)}" for name in lists["tokens"]]
+        lists["top_logprobs"] = [
+            row and {f"token_id:{ord(name)}": value for name, value in row.items()}
+            for row in lists["top_logprobs"]
+        ]
+        return httpx.Response(200, json=content)
+
+    server.routed = routed
+
+
+def test_echo_lists_the_likeliest_tokens_where_they_are_spelled_as_ids(
+    connect: Callable[..., Any], server: Any
+) -> None:
+    server.tokenizer.decode = lambda ids, **_: "".join(map(chr, ids))
+    spell_ids(server)
+    session = connect(dialect="vllm")
+    assert session.describe_execution()["scoring"] == "echo"
+    assert_tops(session)
+    with pytest.raises(InvalidRequestError, match="more than max allowed: 5"):
+        session.loglikelihood([LoglikelihoodRequest("a", "b", top_logprobs=6)])
+
+
+def test_likeliest_tokens_of_another_position_are_not_declared(
+    connect: Callable[..., Any], server: Any
+) -> None:
+    honest = prompt_logprobs(server)
+
+    def routed(path: str, body: dict[str, Any]) -> httpx.Response:
+        answer = honest(path, body)
+        if body.get("prompt_logprobs", 0) < 2:
+            return answer
+        content = answer.json()
+        listed = content["choices"][0]["prompt_logprobs"]
+        own = [str(i) for i in body["prompt"]]
+        for at in range(len(listed) - 1, 1, -1):
+            listed[at] = {**listed[at - 1], own[at]: listed[at][own[at]]}
+        return httpx.Response(200, json=content)
+
+    server.routed = routed
+    session = connect(scoring="prompt_logprobs", dialect="vllm")
+    assert Capability.LOGLIKELIHOOD in session.capabilities
+    with pytest.raises(UnsupportedRequestError, match=r"likeliest .* where they are gen"):
+        session.loglikelihood([LoglikelihoodRequest("a", "b", top_logprobs=2)])
 
 
 def prompt_logprobs(server: Any) -> Callable[[str, dict[str, Any]], httpx.Response]:
@@ -155,8 +232,8 @@ def prompt_logprobs(server: Any) -> Callable[[str, dict[str, Any]], httpx.Respon
         rows = [server.table.row(ids[:at]) for at in range(1, len(ids))]
         listed: list[Any] = [None]
         for row, own in zip(rows, ids[1:], strict=True):
-            best = max(range(256), key=row.__getitem__)
-            listed.append({str(i): {"logprob": row[i], "rank": 1} for i in (best, own)})
+            best = sorted(range(256), key=lambda i, row=row: -row[i])[: body["prompt_logprobs"]]
+            listed.append({str(i): {"logprob": row[i], "rank": 1} for i in {*best, own}})
         choice = {"text": "", "finish_reason": "length", "prompt_logprobs": listed}
         return httpx.Response(200, json={"choices": [choice]})
 
@@ -170,6 +247,7 @@ def test_prompt_logprobs_come_after_echo(connect: Callable[..., Any], server: An
     assert described["scoring"] == "prompt_logprobs"
     assert "no echo" in described["scoring_refused"]["echo"]
     assert_scores(session)
+    assert_tops(session)
 
 
 def test_sglang_logprobs_start_one_token_earlier(connect: Callable[..., Any], server: Any) -> None:
@@ -185,9 +263,9 @@ def test_sglang_logprobs_start_one_token_earlier(connect: Callable[..., Any], se
         tops: list[Any] = [None]
         for at in range(start + 1, len(ids)):
             row = server.table.row(ids[:at])
-            best = max(range(256), key=row.__getitem__)
+            best = sorted(range(256), key=lambda i, row=row: -row[i])[: body["top_logprobs_num"]]
             entries.append([row[ids[at]], ids[at], None])
-            tops.append([[row[best], best, None]])
+            tops.append([[row[i], i, None] for i in best])
         meta = {"input_token_logprobs": entries, "input_top_logprobs": tops}
         return httpx.Response(200, json={"text": "", "meta_info": meta})
 
@@ -195,6 +273,7 @@ def test_sglang_logprobs_start_one_token_earlier(connect: Callable[..., Any], se
     session = connect()
     assert session.describe_execution()["scoring"] == "sglang"
     assert_scores(session)
+    assert_tops(session)
 
 
 def test_stepwise_scoring_is_used_only_with_stepwise_top(
@@ -208,6 +287,19 @@ def test_stepwise_scoring_is_used_only_with_stepwise_top(
     for found, expected in zip(session.loglikelihood(PAIRS), pairs, strict=True):
         assert found.token_logprobs == pytest.approx(expected.token_logprobs, abs=1e-12)
         assert found.is_greedy == expected.is_greedy
+
+
+def test_stepwise_scoring_lists_at_most_what_a_step_has(
+    connect: Callable[..., Any], server: Any
+) -> None:
+    server.tokenizer.decode = lambda ids, **_: "".join(map(chr, ids))
+    spell_ids(server, most=300)
+    session = connect(scoring="stepwise", stepwise_top=260, dialect="vllm")
+    assert_tops(session)
+    with pytest.raises(
+        UnsupportedRequestError, match=r"top_logprobs=261 is more than stepwise_top"
+    ):
+        session.loglikelihood([LoglikelihoodRequest("a", "b", top_logprobs=261)])
 
 
 def test_unlisted_token_is_an_error(connect: Callable[..., Any], server: Any) -> None:

@@ -9,8 +9,8 @@ from typing import Any
 import httpx
 import pytest
 
-from evalution_core import BaseInferenceSession, Model, load_engine
-from evalution_enginekit.mock import Mock, MockSession
+from evalution_core import BaseInferenceSession, Capability, Model, load_engine
+from evalution_enginekit.mock import MOCK_CAPABILITIES, Mock, MockSession
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -28,6 +28,15 @@ def tiny() -> Iterator[BaseInferenceSession]:
 
 @pytest.fixture
 def mock() -> Iterator[BaseInferenceSession]:
+    with Mock().build(Model("mock")) as session:
+        yield session
+
+
+@pytest.fixture
+def mock_without_rows(monkeypatch: pytest.MonkeyPatch) -> Iterator[BaseInferenceSession]:
+    """A mock session that lists no likeliest tokens of a prompt."""
+    rows = {Capability.DISTRIBUTIONS, Capability.PROMPT_TOP_LOGPROBS}
+    monkeypatch.setattr("evalution_enginekit.mock.MOCK_CAPABILITIES", MOCK_CAPABILITIES - rows)
     with Mock().build(Model("mock")) as session:
         yield session
 

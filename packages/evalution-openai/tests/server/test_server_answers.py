@@ -248,6 +248,38 @@ def test_a_batch_answers_in_order_and_a_bad_request_fails_alone(client: httpx.Cl
     assert "outside the vocabulary" in results[3]["error"]["message"]
 
 
+def test_scores_list_the_likeliest_tokens_by_id(
+    client: httpx.Client, tiny: BaseInferenceSession
+) -> None:
+    pair = LoglikelihoodRequest(TEXT, " more.", top_logprobs=3)
+    text = RollingLoglikelihoodRequest(TEXT, top_logprobs=2)
+    (expected,), (rolled,) = tiny.loglikelihood([pair]), tiny.loglikelihood_rolling([text])
+    asked = {"context": TEXT, "continuation": " more.", "top_logprobs": 3}
+    for path, body, right in (
+        ("/v1/eval/loglikelihood", asked, expected),
+        ("/v1/eval/loglikelihood/rolling", {"text": TEXT, "top_logprobs": 2}, rolled),
+    ):
+        for top, wanted in zip(
+            posted(client, path, **body)["top_logprobs"], right.top_logprobs or (), strict=True
+        ):
+            assert [int(i) for i in top] == list(wanted)
+            assert list(top.values()) == pytest.approx(list(wanted.values()), abs=1e-6)
+    assert "top_logprobs" not in posted(client, "/v1/eval/loglikelihood/rolling", text=TEXT)
+
+
+def test_likeliest_tokens_are_refused_beyond_memory_or_by_an_engine_without_them(
+    client: httpx.Client, serving: Any, mock_without_rows: BaseInferenceSession
+) -> None:
+    asked = {"text": "a" * 8001, "top_logprobs": 1000}
+    refused = client.post("/v1/eval/loglikelihood/rolling", json=asked)
+    assert refused.status_code == 400
+    assert "more than the 8000000 that one answer may have" in refused.json()["error"]["message"]
+    asked = {"context": "a", "continuation": "b", "top_logprobs": 2}
+    refused = serving(session=mock_without_rows).post("/v1/eval/loglikelihood", json=asked)
+    assert refused.json()["error"]["code"] == "unsupported"
+    assert "can't do top_logprobs=2" in refused.json()["error"]["message"]
+
+
 @pytest.mark.parametrize("path", ["/v1/eval/loglikelihood/rolling", "/v1/eval/rolling"])
 def test_a_text_is_scored_as_a_whole(
     client: httpx.Client, tiny: BaseInferenceSession, path: str

@@ -115,7 +115,7 @@ def test_a_long_text_is_encoded_while_others_are_answered(
 
 
 def test_prefixes_of_a_long_prompt_are_scored_a_few_at_a_time(
-    serving: Any, mock: BaseInferenceSession, monkeypatch: pytest.MonkeyPatch
+    serving: Any, mock_without_rows: BaseInferenceSession, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from evalution_openai.server import completions
     from evalution_openai.server.serving import ServedModel
@@ -128,7 +128,7 @@ def test_prefixes_of_a_long_prompt_are_scored_a_few_at_a_time(
 
     monkeypatch.setattr(ServedModel, "generate", watched)
     body = {"prompt": [65, 66, 67, 68, 69, 70], "echo": True, "logprobs": 3, "max_tokens": 1}
-    client = serving(session=mock)
+    client = serving(session=mock_without_rows)
     whole = client.post("/v1/completions", json=body).json()["choices"]
     monkeypatch.setattr(completions, "_PREFIXES", 2)
     assert client.post("/v1/completions", json=body).json()["choices"] == whole

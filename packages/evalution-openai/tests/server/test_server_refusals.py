@@ -146,7 +146,11 @@ def test_field_of_another_server_is_refused(client: httpx.Client, field: str) ->
             {"requests": [{"context": "a", "continuatoin": "b"}]},
             "'requests.0.continuatoin'; did you mean 'continuation'?",
         ),
-        (POSTS[3], {"txt": "a"}, "did you mean 'text'? (fields: text, input_ids, model, requests)"),
+        (
+            POSTS[3],
+            {"txt": "a"},
+            "did you mean 'text'? (fields: top_logprobs, text, input_ids, model,",
+        ),
         (POSTS[4], {"prompt": "a", "add_special_token": False}, "mean 'add_special_tokens'?"),
         (POSTS[5], {"tokens": [1], "skip_specials": True}, "mean 'skip_special_tokens'?"),
     ],

@@ -57,7 +57,7 @@ async def probe_server(
         lacking |= dict.fromkeys(_SCORES, str(error))
     if (rows := answer.topk_prompt_logprobs) is None:
         lacking[Capability.PROMPT_TOP_LOGPROBS] = (
-            "the server leaves out topk_prompt_logprobs, so it lists no likeliest tokens of a prompt"
+            "the server leaves out topk_prompt_logprobs: it lists no likeliest tokens of a prompt"
         )
     if not await _lists_sampled(sampling, token_ids):
         lacking[Capability.LOGPROBS] = (

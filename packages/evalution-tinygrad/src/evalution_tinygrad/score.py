@@ -5,13 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from evalution_enginekit import ScoringPlan, TokenScore, TokenSpan, plan_scoring
-from evalution_enginekit.distributions import (
-    RowBlock,
-    Rows,
-    count_block_rows,
-    log_softmax_rows,
-    split_spans,
-)
+from evalution_enginekit.distributions import RowBlock, Rows, count_block_rows, split_spans
 from evalution_enginekit.planning import SpanScores
 from evalution_tinygrad.kv_cache import Path, Prefixes
 from evalution_tinygrad.model import SCORED_ROWS, Forward, Packing, Pass, Run
@@ -79,7 +73,8 @@ class Scorer:
                     wanted = found.wanted[at : at + SCORED_ROWS]
                     rows = [each.row for each in wanted]
                     logits = self._forward.logits(found.hidden, rows, SCORED_ROWS)
-                    block.fill([each.target for each in wanted], log_softmax_rows(logits))
+                    targets = [each.target for each in wanted]
+                    block.fill(targets, logits, range(len(wanted)))
                 yield block.rows[:0]
             yield block.rows
 

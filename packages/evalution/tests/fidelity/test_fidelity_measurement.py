@@ -11,6 +11,7 @@ import pytest
 import evalution
 from evalution.fidelity.measurement import FidelityOptions, measure_fidelity
 from evalution.fidelity.result import FidelityResult
+from evalution.fidelity.table import make_fidelity_table
 from evalution.fidelity.wording import describe_result
 from evalution.runs.preflight import EngineAndModel
 from evalution_core import (
@@ -167,6 +168,11 @@ def test_drift_shows_in_every_figure() -> None:
     flips = found.suites[0].candidate.flips
     assert flips is not None
     assert flips.changed >= flips.right_to_wrong > 0
+    assert found.overall.candidate.flips == flips
+    completions = [suite.candidate.greedy for suite in found.suites]
+    assert found.overall.candidate.greedy is not None
+    prompts = found.overall.candidate.greedy.prompts
+    assert prompts == sum(greedy.prompts for greedy in completions if greedy) > 12
 
 
 def test_control_is_found_and_takes_the_engines_share_off(other: Callable[[str], Model]) -> None:
@@ -202,6 +208,10 @@ def test_side_without_rows_gives_a_lower_bound() -> None:
     exact = measure(drift(noise=0.5), CHOICES, PROSE)
     bound = measure(drift(noise=0.5, has_rows=False), CHOICES, PROSE, top=10)
     assert bound.top == 10
+    table = make_fidelity_table(bound, width=150)
+    for name in ("KL in nats", "median", "p99"):
+        [column] = [column for column in table.columns if column.header == name]
+        assert all(str(cell).startswith("≥ ") for cell in column.cells)
     for whole, part in zip(exact.suites, bound.suites, strict=True):
         known, least = whole.candidate.divergence, part.candidate.divergence
         assert least.is_lower_bound

@@ -11,7 +11,7 @@ import pytest
 
 from evalution.fidelity.result import Estimate, FidelityResult
 from evalution.fidelity.store import write_fidelity
-from evalution.report.fidelity import group_candidates, make_fidelity_view, show_text
+from evalution.report.fidelity import make_candidate_groups, make_fidelity_view, show_text
 from evalution.report.figures import Figure
 from evalution.report.page import read_folders
 
@@ -42,6 +42,7 @@ def test_page_shows_candidate_beside_control(
     assert [name.removeprefix("fidelity-0-") for name in page.data("figures-data")] == [
         "suites", "distribution", "position", "entropy", "greedy",
     ]  # fmt: skip
+    assert "Infinite" not in page.text
     assert len(page.html) < 5_200_000  # Plotly alone is 4.8 million
 
 
@@ -61,7 +62,12 @@ def test_lower_bound_is_marked_wherever_it_stands(write_page: Any, make_fidelity
     "result",
     [
         {},
-        {"floor": None, "names": ["prose"], "kl": Estimate(math.inf, None, None)},
+        {
+            "floor": None,
+            "names": ["prose"],
+            "kl": Estimate(math.inf, None, None),
+            "infinite": 5000,
+        },
         {"mean": 0.0, "floor": 0.0, "same_top": Estimate(1.0, None, None)},
         {"top": 5, "label": HOSTILE, "names": [HOSTILE, "prose"], "text": HOSTILE},
     ],
@@ -70,6 +76,12 @@ def test_figures_of_any_result_are_drawable(make_fidelity: Any, result: dict[str
     made = make_fidelity(**result)
     for figure in (*make_fidelity_view(made, 0).figures, *find_pareto([made, made])):
         assert_drawable(figure)
+
+
+def test_excluded_tokens_are_counted(make_fidelity: Any) -> None:
+    view = make_fidelity_view(make_fidelity(infinite=3), 0)
+    [row] = [row for row in view.groups[0].rows if row.name == "Infinite"]
+    assert row.values == ["3", "0"] * 3
 
 
 def test_figures_without_anything_to_show_are_drawable(make_fidelity: Any) -> None:
@@ -98,7 +110,7 @@ def test_signs_stand_for_what_can_not_be_seen() -> None:
 
 
 def find_pareto(results: list[FidelityResult]) -> list[Figure]:
-    return [figure for group in group_candidates(results) for figure in group.figures]
+    return [figure for group in make_candidate_groups(results) for figure in group.figures]
 
 
 def test_candidates_of_one_reference_are_sorted_by_their_distance(make_fidelity: Any) -> None:
@@ -107,7 +119,7 @@ def test_candidates_of_one_reference_are_sorted_by_their_distance(make_fidelity:
         for mean, label, size in ((0.03, "q4", 6), (0.01, "q8", 10), (0.05, "bad", 9))
     ]
     elsewhere = replace(make_fidelity(0.02), window=64)
-    [group] = group_candidates([*results, elsewhere])
+    [group] = make_candidate_groups([*results, elsewhere])
 
     assert [row.name.split()[0] for row in group.rows] == ["q8", "q4", "bad"]
     assert group.rows[0].kl == "0.0100 (0.0075 to 0.0125)"
@@ -121,7 +133,7 @@ def test_candidates_of_one_reference_are_sorted_by_their_distance(make_fidelity:
 
 def test_candidate_that_can_not_be_drawn_stays_in_the_table(make_fidelity: Any) -> None:
     results = [make_fidelity(0.01 * n, size=n or None) for n in range(3)]
-    [group] = group_candidates(results)
+    [group] = make_candidate_groups(results)
 
     assert [row.size for row in group.rows] == ["–", "0.0 MB", "0.0 MB"]
     assert group.figures[0].note == "1 without a size or a finite mean left out."

@@ -10,7 +10,7 @@ from typing import Any
 from evalution_conformance.assertions import Scored, assert_refused, assert_same_logprobs
 from evalution_conformance.probes import PAIRS, PROMPTS, TEXTS, make_long_text
 from evalution_conformance.reference_values import open_reference
-from evalution_conformance.rows import allow_rounding, read_rows
+from evalution_conformance.rows import allow_rounding, assert_same_rows, read_rows
 from evalution_conformance.subject import Subject
 from evalution_conformance.suite import needs
 from evalution_core import (
@@ -69,14 +69,12 @@ class TopLogprobsChecks:
         for pair, tops, output in zip(PAIRS, found, expected, strict=True):
             for at, (top, known) in enumerate(zip(tops, output.top_logprobs or [], strict=True)):
                 rule = f"position {at} of {pair[1]!r} after {pair[0][-40:]!r} against the reference"
-                assert_same_logprobs(
-                    subject, list(top.values()), list(known.values()), rule, tolerance=tolerance
-                )
-                least = min(known.values())
+                values, expected_values = [*top.values()], [*known.values()]
+                assert_same_rows([values], [expected_values], rule, tolerance)
                 for token_id, value in top.items():
-                    expected_value = known.get(token_id, least)
-                    assert abs(value - expected_value) <= 2 * tolerance, (
-                        f"{rule}: token {token_id} has {value:.6g}, expected {expected_value:.6g}"
+                    nearest = known.get(token_id, expected_values[-1])
+                    assert abs(value - nearest) <= 2 * tolerance, (
+                        f"{rule}: token {token_id} has {value:.6g}, expected {nearest:.6g}"
                     )
 
     @needs(Capability.ROLLING)

@@ -28,6 +28,7 @@ from evalution_openai.client.listing import (
 )
 from evalution_openai.client.responses import UseOfIds
 from evalution_openai.client.scoring_methods import (
+    PROBE_TEXT,
     SCORING_SERVERS,
     EchoScoring,
     EvalRouteScoring,
@@ -51,11 +52,11 @@ async def fetch_tokenizer_info(connection: ServerConnection) -> Mapping[str, Any
         return {}
 
 
-_PROBE_TEXT = "The first of 3 apples"
 _ALWAYS = frozenset(
     {Capability.GENERATE, Capability.STREAM, Capability.CONTINUOUS_BATCHING, Capability.SAMPLING}
 )
-_SCORES = frozenset({Capability.LOGLIKELIHOOD, Capability.ROLLING})
+_TOP = Capability.PROMPT_TOP_LOGPROBS
+_SCORES = frozenset({Capability.LOGLIKELIHOOD, Capability.ROLLING, _TOP})
 _NOT_CHECKED = CheckResult("not checkable", "the server can't score prompts")
 
 
@@ -129,11 +130,15 @@ class ServerProbe:
             found.add(Capability.LOGPROBS)
         if self.choice.name is not None:
             found |= _SCORES
+        if self.choice.top_problem is not None:
+            found.discard(_TOP)
         return frozenset(found & CAPABILITIES)
 
     @property
     def lacking(self) -> Mapping[Capability, str]:
-        """Return the reason for not scoring, by capability."""
+        """Return the reason for not scoring, or without the likeliest tokens, by capability."""
+        if (why := self.choice.top_problem) is not None:
+            return {_TOP: f"the server doesn't list them ({self.choice.name}: {why})"}
         if self.choice.name is not None:
             return {}
         return dict.fromkeys(_SCORES, self.choice.reason)
@@ -239,7 +244,7 @@ class ServerProbe:
             return self.dialect.is_evalution
         if self.choice.name is not None and self.choice.name != "sglang":
             return True
-        prompt = self.tokenizer.encode(_PROBE_TEXT)
+        prompt = self.tokenizer.encode(PROBE_TEXT)
         body = self.writer.complete_body({"prompt": prompt, "max_tokens": 1, "temperature": 0.0})
         try:
             answer = self._post(f"{self._connection.address.api}/completions", body)

@@ -10,8 +10,9 @@ from __future__ import annotations
 
 import asyncio
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass, field
+from operator import sub
 from typing import Any, ClassVar, Literal, get_args
 
 from evalution_core import (
@@ -19,10 +20,20 @@ from evalution_core import (
     EngineRuntimeError,
     EvalutionError,
     GenerationOutput,
+    UnsupportedRequestError,
 )
 from evalution_core.redaction import redact_text
-from evalution_enginekit import Tokenizer, TokenScore, TokenSpan, runtime_errors
-from evalution_enginekit.self_check import self_check
+from evalution_core.requests import TopLogprobs
+from evalution_enginekit import (
+    Tokenizer,
+    TokenScore,
+    TokenSpan,
+    WrongScoresError,
+    runtime_errors,
+)
+from evalution_enginekit.planning import take_top
+from evalution_enginekit.scoring import complete_top_logprobs
+from evalution_enginekit.self_check import score_tolerance, self_check
 from evalution_openai.client.connection import ServerConnection
 from evalution_openai.client.dialects import BodyWriter, count_scoring_tokens
 from evalution_openai.client.responses import (
@@ -106,17 +117,24 @@ class EvalRouteScoring(ScoringMethod):
 
     async def score(self, span: TokenSpan) -> TokenScore:
         ids = list(span.token_ids)
-        body = {
+        body: dict[str, Any] = {
             "context_input_ids": ids[: span.start],
             "continuation_input_ids": ids[span.start :],
             "truncation": "error",
         }
+        if span.top_logprobs is not None:
+            body["top_logprobs"] = span.top_logprobs
         answer = await self._routes.post_api("/eval/loglikelihood", body)
         values = read_logprobs(
             answer.get("token_logprobs"), len(ids) - span.start, "token_logprobs"
         )
         greedy: Any = answer.get("is_greedy")
-        return TokenScore(values, greedy if isinstance(greedy, bool) else None)
+        rows = [read_row(row) for row in to_list(answer.get("top_logprobs"))]
+        return TokenScore(
+            values,
+            greedy if isinstance(greedy, bool) else None,
+            top_logprobs=_take_tops(rows, span),
+        )
 
 
 class EchoScoring(ScoringMethod):
@@ -130,7 +148,9 @@ class EchoScoring(ScoringMethod):
 
     async def score(self, span: TokenSpan) -> TokenScore:
         ids = list(span.token_ids)
-        answer = await self._routes.complete(ids, echo=True, logprobs=1)
+        spelled = {} if span.top_logprobs is None else {"return_tokens_as_token_ids": True}
+        top = span.top_logprobs or 1
+        answer = await self._routes.complete(ids, echo=True, logprobs=top, **spelled)
         logprobs = read_choice(answer).get("logprobs")
         if not (fields := to_mapping(logprobs)):
             raise EngineRuntimeError(f"echo gave logprobs {quote(repr(logprobs))}")
@@ -145,7 +165,7 @@ class EchoScoring(ScoringMethod):
             listed[scored], len(ids) - span.start, "token_logprobs of the prompt"
         )
         rows = [to_mapping(row) for row in to_list(fields.get("top_logprobs"))[scored]]
-        return TokenScore(values, _is_greedy(values, [list(row.values()) for row in rows]))
+        return _make_score(values, rows, [_spell_row(row) for row in rows], span)
 
 
 class PromptLogprobsScoring(ScoringMethod):
@@ -155,16 +175,16 @@ class PromptLogprobsScoring(ScoringMethod):
 
     async def score(self, span: TokenSpan) -> TokenScore:
         ids = list(span.token_ids)
-        answer = await self._routes.complete(ids, prompt_logprobs=1)
+        answer = await self._routes.complete(ids, prompt_logprobs=span.top_logprobs or 1)
         listed = to_list(read_choice(answer).get("prompt_logprobs", answer.get("prompt_logprobs")))
         if len(listed) != len(ids):
             raise EngineRuntimeError(
                 f"prompt_logprobs has {len(listed)} entries for {len(ids)} tokens"
             )
-        rows = [_read_row(row) for row in listed[span.start :]]
+        rows = [read_row(row) for row in listed[span.start :]]
         own = [row.get(i) for i, row in zip(ids[span.start :], rows, strict=True)]
         values = read_logprobs(own, len(rows), "prompt_logprobs")
-        return TokenScore(values, _is_greedy(values, [list(row.values()) for row in rows]))
+        return _make_score(values, rows, rows, span)
 
 
 class SGLangScoring(ScoringMethod):
@@ -182,7 +202,7 @@ class SGLangScoring(ScoringMethod):
             "sampling_params": {"max_new_tokens": 1, "temperature": 0.0},
             "return_logprob": True,
             "logprob_start_len": span.start - 1,
-            "top_logprobs_num": 1,
+            "top_logprobs_num": span.top_logprobs or 1,
         }
         answer = await self._routes.post_root("/generate", body)
         meta = to_mapping(answer.get("meta_info"))
@@ -195,10 +215,9 @@ class SGLangScoring(ScoringMethod):
         values = read_logprobs(
             [entry[0] for entry in entries], len(entries), "input_token_logprobs"
         )
-        rows = to_list(meta.get("input_top_logprobs"))[1:]
-        return TokenScore(
-            values, _is_greedy(values, [[entry[0] for entry in to_list(row)] for row in rows])
-        )
+        listed = to_list(meta.get("input_top_logprobs"))[1:]
+        rows = [{entry[1]: entry[0] for entry in to_list(row)} for row in listed]
+        return _make_score(values, rows, rows, span)
 
 
 class StepwiseScoring(ScoringMethod):
@@ -219,12 +238,17 @@ class StepwiseScoring(ScoringMethod):
 
     async def score(self, span: TokenSpan) -> TokenScore:
         ids = list(span.token_ids)
+        if (span.top_logprobs or 0) > self._top:
+            raise UnsupportedRequestError(
+                f"top_logprobs={span.top_logprobs} is more than stepwise_top={self._top}, the "
+                "tokens that the server lists at a step; ask for fewer, or raise stepwise_top as "
+                "far as the server goes"
+            )
         steps = [await self._step(ids[:at], ids[at]) for at in range(span.start, len(ids))]
-        return TokenScore(
-            [value for value, _ in steps], _is_greedy([v for v, _ in steps], [r for _, r in steps])
-        )
+        rows = [row for _, row in steps]
+        return _make_score([v for v, _ in steps], rows, [_spell_row(row) for row in rows], span)
 
-    async def _step(self, before: list[int], wanted: int) -> tuple[float, list[float]]:
+    async def _step(self, before: list[int], wanted: int) -> tuple[float, dict[str, float]]:
         answer = await self._routes.complete(before, logprobs=self._top, **self._extra)
         token, value, listed = read_steps(answer)[0]
         found = {token: value, **listed}
@@ -243,25 +267,52 @@ class StepwiseScoring(ScoringMethod):
                 "a stepwise score would be a guess (raise stepwise_top as far as the server goes)"
             )
         (found_value,) = read_logprobs(values, 1, "top_logprobs")
-        return found_value, list(found.values())
+        return found_value, found
 
 
-def _is_greedy(values: Sequence[float], listed: Sequence[Sequence[float]]) -> bool | None:
-    """Return whether no listed token beats the scored one; None if none are listed."""
-    if len(listed) != len(values) or not all(listed):
+def _make_score(
+    values: list[float],
+    rows: Sequence[Mapping[Any, float]],
+    by_id: Sequence[Mapping[int, float]],
+    span: TokenSpan,
+) -> TokenScore:
+    """Return a score; `rows` are the tokens listed at its positions, `by_id` those with an id.
+
+    It is greedy where no listed token beats the scored one; unknown where none are listed.
+    """
+    is_greedy = None
+    if len(rows) == len(values) and all(rows):
+        is_greedy = all(
+            value >= max(row.values()) - _TIE * max(1.0, abs(value))
+            for value, row in zip(values, rows, strict=True)
+        )
+    return TokenScore(values, is_greedy, top_logprobs=_take_tops(by_id, span))
+
+
+def _take_tops(rows: Sequence[Mapping[int, float]], span: TokenSpan) -> TopLogprobs | None:
+    if span.top_logprobs is None:
         return None
-    return all(
-        value >= max(row) - _TIE * max(1.0, abs(value))
-        for value, row in zip(values, listed, strict=True)
-    )
+    for row in rows:
+        read_logprobs(list(row.values()), len(row), "top_logprobs")
+    return [take_top(row, span.top_logprobs) for row in rows]
 
 
-def _read_row(row: Any) -> dict[int, Any]:
-    """Read the log-probabilities of one position, by token id."""
+def _spell_row(row: Mapping[str, float]) -> dict[int, float]:
+    """Return the tokens of a row that are spelled as their ids."""
+    return {i: value for name, value in row.items() if (i := parse_id(name)) is not None}
+
+
+def read_row(row: Any) -> dict[int, Any]:
+    """Read the log-probabilities of one position by token id, as numbers or as vLLM's entries."""
     entries = to_mapping(row).items()
-    return {int(i): entry.get("logprob") for i, entry in entries if str(i).lstrip("-").isdecimal()}
+    return {
+        int(i): to_mapping(entry).get("logprob", entry)
+        for i, entry in entries
+        if str(i).lstrip("-").isdecimal()
+    }
 
 
+PROBE_TEXT = "The first of 3 apples"
 _UNLIMITED = 1 << 31
 
 Call = Callable[[Callable[[], Coroutine[Any, Any, Any]]], Any]
@@ -274,6 +325,8 @@ class ScoringChoice:
     method: ScoringMethod | None
     check: CheckResult
     refused: dict[str, str] = field(default_factory=dict[str, str])
+    top_problem: str | None = None
+    """The reason for not listing the likeliest tokens, of a method that passed."""
 
     @property
     def name(self) -> MethodName | None:
@@ -314,10 +367,36 @@ class ScoringProbe:
                 refused[method.name] = redact_text(str(error))
                 continue
             if result.outcome == "passed":
-                return ScoringChoice(method, result, refused)
+                return ScoringChoice(method, result, refused, self._find_top_problem(method))
             refused[method.name] = result.detail
         nothing = CheckResult("not checkable", "the server can't score prompts")
         return ScoringChoice(None, nothing, refused)
+
+    def _find_top_problem(self, method: ScoringMethod) -> str | None:
+        """Return what is wrong with the likeliest tokens; None if generation lists the same."""
+        prompt = [*self.tokenizer.leading_ids, *self.tokenizer.encode(PROBE_TEXT)]
+        # Lists may be in float32 where scores are wider.
+        tolerance = max(map(score_tolerance, ("float32", self.dtype or "unknown")))
+        try:
+            with runtime_errors("reading what it answered"):
+                made = self._generate(prompt, 3)
+                ids = [*prompt, *(made.token_ids or ())]
+                start = len(prompt) if made.token_ids else max(1, len(prompt) - 2)
+                span = TokenSpan(ids, start, top_logprobs=2)
+                tops = complete_top_logprobs(span, self.call(lambda: method.score(span))) or []
+                # Two tokens that are listed by their text may be listed as one.
+                steps = made.top_logprobs or [] if self.returns_ids else []
+                for top, step in zip(tops, steps, strict=False):
+                    expected = sorted(step.values(), reverse=True)[:2]
+                    differences = map(sub, top.values(), expected)
+                    if max(map(abs, differences), default=0.0) > tolerance:
+                        raise WrongScoresError(
+                            f"the likeliest tokens of a position have {list(top.values())}, and "
+                            f"{expected} where they are generated"
+                        )
+        except EvalutionError as error:
+            return redact_text(str(error))
+        return None
 
     def _check_method(self, method: ScoringMethod) -> CheckResult:
         """Run the kit's self check; without next tokens if the server returns no ids for them."""

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from evalution_core import (
     CheckResult,
     ConfigurationError,
+    EngineRuntimeError,
     GenerationRequest,
     LoglikelihoodOutput,
     LoglikelihoodRequest,
@@ -19,6 +20,7 @@ from evalution_core import (
     RollingLoglikelihoodRequest,
     UnsupportedRequestError,
 )
+from evalution_core.requests import TopLogprobs
 from evalution_enginekit import (
     CompletionChunk,
     RequestLoop,
@@ -29,12 +31,20 @@ from evalution_enginekit import (
 )
 from evalution_enginekit.chat import bind_template, check_variables
 from evalution_enginekit.model_source import refuse_model_fields
+from evalution_enginekit.planning import take_top
 from evalution_enginekit.tokenizer import find_tokenizer_name
 from evalution_openai.client.connection import ServerConnection
 from evalution_openai.client.dialects import DIALECTS
 from evalution_openai.client.probe import ServerProbe
-from evalution_openai.client.responses import Fields, ResponseReader, read_count, read_logprobs
+from evalution_openai.client.responses import (
+    Fields,
+    ResponseReader,
+    read_count,
+    read_logprobs,
+    to_list,
+)
 from evalution_openai.client.retry import AdaptiveConcurrency, Clock
+from evalution_openai.client.scoring_methods import read_row
 from evalution_openai.client.tokenizer import RemoteTemplate
 from evalution_openai.options import OpenAIOptions
 
@@ -109,6 +119,7 @@ class OpenAISession(RequestSession):
             "continuation_input_ids": _to_list(request.continuation_input_ids),
             "messages": request.messages and [dict(message) for message in request.messages],
             "truncation": request.truncation,
+            "top_logprobs": request.top_logprobs,
         }
         answer = await self._server.routes.post_api("/eval/loglikelihood", body)
         values = _read_own_values(answer)
@@ -121,10 +132,15 @@ class OpenAISession(RequestSession):
             token_logprobs=values,
             prompt_tokens=answer.get("prompt_tokens"),
             truncated_tokens=answer.get("truncated_tokens"),
+            top_logprobs=_read_own_tops(answer, request.top_logprobs, len(values)),
         )
 
     async def _score_text(self, request: RollingLoglikelihoodRequest) -> RollingLoglikelihoodOutput:
-        body = {"text": request.text, "input_ids": _to_list(request.input_ids)}
+        body = {
+            "text": request.text,
+            "input_ids": _to_list(request.input_ids),
+            "top_logprobs": request.top_logprobs,
+        }
         answer = await self._server.routes.post_api("/eval/loglikelihood/rolling", body)
         values = _read_own_values(answer)
         return RollingLoglikelihoodOutput(
@@ -132,6 +148,7 @@ class OpenAISession(RequestSession):
             len(values),
             token_ids=answer.get("token_ids"),
             token_logprobs=values,
+            top_logprobs=_read_own_tops(answer, request.top_logprobs, len(values)),
         )
 
     async def _release(self) -> None:
@@ -179,6 +196,16 @@ def _to_list(ids: Sequence[int] | None) -> list[int] | None:
 def _read_own_values(answer: Fields) -> list[float]:
     count = read_count(answer.get("token_count")) or 1  # nothing is never a score
     return read_logprobs(answer.get("token_logprobs"), count, "token_logprobs")
+
+
+def _read_own_tops(answer: Fields, asked: int | None, count: int) -> TopLogprobs | None:
+    """Read the likeliest tokens of `count` positions, at each as many as there are of `asked`."""
+    if asked is None:
+        return None
+    rows = [read_row(row) for row in to_list(answer.get("top_logprobs"))]
+    if len(rows) != count or not all(rows):
+        raise EngineRuntimeError(f"top_logprobs: {len(rows)} positions of {count}")
+    return [take_top(row, min(asked, len(row))) for row in rows]
 
 
 _AUTO_DEPTH = 8, 64

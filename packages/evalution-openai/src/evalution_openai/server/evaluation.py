@@ -33,7 +33,7 @@ from evalution_openai.server.bodies import (
 from evalution_openai.server.errors import ApiError, ErrorDetail, make_unsupported, to_api_error
 from evalution_openai.server.serving import ServedModel
 
-Item = TypeVar("Item")
+Item = TypeVar("Item", LoglikelihoodItem, RollingItem)
 
 _OWN_VARIABLES = (
     "a context is rendered with the variables that the server was started with; leave "
@@ -112,8 +112,9 @@ async def _score(
     each = [single] if items is None else items
     check_count(len(each), served)
     requests = [_make_or_fail(make, item) for item in each]
-    places = sum(map(_count_listed, requests))
-    check_listed_places(1, places, "top_logprobs")
+    listing = [one for one in each if one.top_logprobs is not None]
+    listed = max((one.top_logprobs or 0 for one in listing), default=0)
+    check_listed_places(listed, sum(map(_count_places, listing)), "top_logprobs")
     valid: list[Any] = [one for one in requests if not isinstance(one, RequestFailure)]
     scores = iter(await served.calls.answer(valid))
     results = [one if isinstance(one, RequestFailure) else next(scores) for one in requests]
@@ -128,15 +129,11 @@ async def _score(
     return {"results": answers}
 
 
-def _count_listed(request: Request | RequestFailure) -> int:
-    """Count the likeliest tokens that a request lists at most; a token is at least a byte."""
-    if isinstance(request, LoglikelihoodRequest):
-        scored = request.continuation_input_ids or request.continuation.encode()
-    elif isinstance(request, RollingLoglikelihoodRequest):
-        scored = request.input_ids or request.text.encode()
-    else:
-        return 0
-    return len(scored) * (request.top_logprobs or 0)
+def _count_places(item: LoglikelihoodItem | RollingItem) -> int:
+    """Count the tokens that an item scores at most: one has at least a byte."""
+    if isinstance(item, LoglikelihoodItem):
+        return len(item.continuation_input_ids or (item.continuation or "").encode())
+    return len(item.input_ids or (item.text or "").encode())
 
 
 def _make_or_fail(make: Callable[[Item], Request], item: Item) -> Request | RequestFailure:

@@ -35,6 +35,7 @@ from evalution.runs.preflight import EngineAndModel, check_capabilities, check_m
 from evalution.runs.run_identity import find_free_name
 from evalution.suites.suite import AnySuite
 from evalution.table import make_console
+from evalution.user_input import parse_path
 from evalution.yaml_spec.run_spec import load_spec
 from evalution.yaml_spec.schema import make_spec_schema
 from evalution_core import ConfigurationError
@@ -110,7 +111,9 @@ _FLIPS_SHOWN = 10
 
 
 def compare(
-    left: Annotated[str, typer.Argument(metavar="A", help="The folder of a run.")],
+    left: Annotated[
+        str, typer.Argument(metavar="A", help="The folder of a run, or of a measurement.")
+    ],
     right: Annotated[str, typer.Argument(metavar="B", help="The folder of another one.")],
     flipped: Annotated[
         int | None,
@@ -119,12 +122,19 @@ def compare(
     as_json: JsonOption = False,
     debug: DebugOption = False,
 ) -> None:
-    """Compare two runs: scores, whether the difference could be chance, and rows that flipped."""
+    """Compare two runs: scores, whether the difference could be chance, and rows that flipped.
+
+    Of two fidelity measurements against one reference, the figures side by side.
+    """
     with report_errors(debug=debug):
         from evalution import comparison  # noqa: PLC0415 - only this command needs it
         from evalution.comparison import table  # noqa: PLC0415 - as above
+        from evalution.fidelity.store import FIDELITY_FILE  # noqa: PLC0415 - as above
         from evalution.runs.reader import read_run  # noqa: PLC0415 - as above
 
+        if any(FIDELITY_FILE.is_in(parse_path(side)) for side in (left, right)):
+            _compare_candidates((left, right), flipped, as_json=as_json)
+            return
         if as_json and flipped is not None:
             raise ConfigurationError("--flipped is for the table; --json has every flipped row")
         found = comparison.compare(read_run(left), read_run(right))
@@ -144,6 +154,25 @@ def compare(
             if suite.flips and most:
                 terminal.print("\n" + table.make_flip_heading(suite, most), soft_wrap=True)
                 terminal.print(table.make_flip_table(suite, most))
+
+
+def _compare_candidates(folders: Sequence[str], flipped: int | None, *, as_json: bool) -> None:
+    from evalution.fidelity import candidates  # noqa: PLC0415 - only this command needs it
+    from evalution.fidelity.store import read_fidelity  # noqa: PLC0415 - as above
+
+    if flipped is not None:
+        raise ConfigurationError("--flipped is for runs; a measurement keeps no rows")
+    groups = candidates.group_candidates(map(read_fidelity, folders))
+    if len(groups) > 1:
+        raise ConfigurationError(
+            f"{' and '.join(folders)} can't be compared: their reference, texts, window or mode "
+            "differ; measure both candidates by one command but for the candidate"
+        )
+    if as_json:
+        print(to_json([result.to_dict() for result in groups[0]], indent=2))
+        return
+    terminal = make_console()
+    terminal.print(candidates.make_candidate_table(groups[0], width=terminal.width))
 
 
 app = typer.Typer(

@@ -165,13 +165,14 @@ class _Measurement:
             candidate.suites,
             None if control is None else control.suites,
         )
+        top = self._reference.top or self._options.top
         return FidelityResult(
             reference=self._reference.describe(),
             candidate=candidate.side,
             control=None if control is None else control.side,
             vocabulary=candidate.vocabulary,
             window=self._window,
-            top=self._options.top if overall.candidate.divergence.is_lower_bound else None,
+            top=top if overall.candidate.divergence.is_lower_bound else None,
             limit=self._options.limit,
             notes=self._notes,
             suites=found,

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from hashlib import sha256
 from itertools import groupby
-from operator import itemgetter
 from pathlib import Path
 
 import numpy as np
@@ -27,7 +26,6 @@ from evalution_core import (
     UnsupportedRequestError,
 )
 from evalution_core.kinds import RequestKind
-from evalution_core.requests import DistributionRequest
 
 
 def record_reference(
@@ -134,16 +132,13 @@ def _record_suite(
 ) -> None:
     """Write the windows that the file lacks; several of the same ids are one."""
     wanted = {(tuple(window.input_ids), window.start): window for window in suite.windows}
-    requests = {
-        key: DistributionRequest(window.input_ids, window.start) for key, window in wanted.items()
-    }
-    missing = [key for key, request in requests.items() if not writer.has(request)]
+    missing = [window for window in wanted.values() if not writer.has(window)]
     done = len(wanted) - len(missing)
     progress.suite_started(suite.name, len(wanted))
     progress.samples_cached(done)
-    blocks = source.read([wanted[key] for key in missing])
-    for at, found in groupby(blocks, key=itemgetter(0)):
-        with writer.add_window(requests[missing[at]]) as add:
+    blocks = source.read(missing)
+    for at, found in groupby(blocks, key=lambda block: block[0]):
+        with writer.add_window(missing[at]) as add:
             for _, block in found:
                 if isinstance(block, RequestFailure):
                     raise EngineRuntimeError(

@@ -1,7 +1,8 @@
 """A recorded reference as one SQLite file: windows with their ids, and the rows of each.
 
 A row is kept in float16 as logits less the largest one, with the normaliser of the rounded values:
-read back, it sums to 1 again. Or its most likely tokens are kept, in float32.
+read back, it sums to 1 again, at a KL divergence of 1e-7 to 1e-6 nats from what it was. It takes
+30 to 34 % of what it does in float32. Or its most likely tokens are kept, in float32.
 """
 
 from __future__ import annotations
@@ -230,7 +231,7 @@ class ReferenceFile:
                 )
 
     def read(self, windows: Sequence[Window]) -> Blocks:
-        """Yield the rows of each window in blocks, with its index; a `Side` of a measurement.
+        """Yield the rows of each window in blocks, with its index; a `RowSource`.
 
         Raises:
             ConfigurationError: a window isn't in the file, or the file is damaged.

@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Generator, Mapping
 from contextlib import contextmanager
 from hashlib import sha256
 from pathlib import Path
 from typing import Any, Protocol
 
 from evalution.error_boundary import wrap_errors
-from evalution.fidelity.lockstep import Blocks, RowSource, open_rows
+from evalution.fidelity.lockstep import RowSource, open_rows
 from evalution.fidelity.reference_file import ReferenceFile
-from evalution.fidelity.requests import Window
 from evalution.fidelity.result import Side
 from evalution.parity.check import open_side, read_info
 from evalution.progress import Progress
@@ -23,7 +22,6 @@ from evalution.suites.suite import AnySuite
 from evalution.user_input import parse_path, path_errors
 from evalution_core import BaseInferenceSession, Model, TextCodec
 from evalution_core.builtins import PREFIX
-from evalution_core.requests import DistributionRequest
 
 _PROBE = "The naïve fox paid 1,024 €\n\tin «été»: 日本語 🙂 <s></s>  x=y_z;"
 _WEIGHTS = (".safetensors", ".gguf", ".bin", ".pt")
@@ -44,6 +42,11 @@ class OpenSide(Protocol):
     def tokenizer(self) -> str | None: ...
     @property
     def longest(self) -> int | None: ...
+    @property
+    def top(self) -> int | None:
+        """The number of most likely tokens that were recorded of each position; None: all."""
+        ...
+
     @property
     def model(self) -> Model: ...
 
@@ -66,6 +69,8 @@ class OpenSide(Protocol):
 
 class LiveSide:
     """A model on an engine, loaded."""
+
+    top = None
 
     def __init__(self, lane: EngineAndModel, holder: SessionHolder, engine: dict[str, Any]):
         self._lane = lane
@@ -126,20 +131,7 @@ class RecordedSide:
         """Do nothing: rows are read as they are."""
 
     def open_rows(self, top: int) -> RowSource:
-        return _RecordedRows(self._file)
-
-
-class _RecordedRows:
-    def __init__(self, file: ReferenceFile):
-        self._file = file
-
-    def read(self, windows: Sequence[Window]) -> Blocks:
-        requests = (
-            (at, DistributionRequest(window.input_ids, window.start))
-            for at, window in enumerate(windows)
-        )
-        for at, _, rows in self._file.read(requests):
-            yield at, rows
+        return self._file
 
 
 @contextmanager

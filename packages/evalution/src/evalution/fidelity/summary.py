@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 from typing import TYPE_CHECKING, Any
@@ -209,8 +209,27 @@ def summarize(
                 worst=list(record.worst),
             )
         found.append(_make_suite(suite.name, suite.kind, alone, each))
-    both = {name: compared.make_arm() for name, compared in whole.items()}
+    sides = {"candidate": [s.candidate for s in found], "control": [s.control for s in found]}
+    both = {
+        name: compared.make_arm(
+            flips=_add_flips(arm.flips for arm in sides[name] if arm is not None),
+            greedy=_add_greedy(arm.greedy for arm in sides[name] if arm is not None),
+        )
+        for name, compared in whole.items()
+    }
     return found, _make_suite("all", suites[0].kind, whole, both)
+
+
+def _add_flips(suites: Iterable[ChoiceFlips | None]) -> ChoiceFlips | None:
+    known = [(f.questions, f.changed, f.right_to_wrong, f.wrong_to_right) for f in suites if f]
+    return ChoiceFlips(*map(sum, zip(*known, strict=True))) if known else None
+
+
+def _add_greedy(suites: Iterable[GreedyDivergence | None]) -> GreedyDivergence | None:
+    if not (known := [greedy for greedy in suites if greedy is not None]):
+        return None
+    steps = [step for greedy in known for step in greedy.first_steps]
+    return GreedyDivergence(sum(g.prompts for g in known), sum(g.same for g in known), steps)
 
 
 def _make_suite(

@@ -63,10 +63,11 @@ LEGEND = (
 
 def _make_cells(arm: Arm) -> dict[str, str]:
     found, flips = arm.divergence, arm.flips
+    bound = "≥ " if found.is_lower_bound else ""
     return {
         "KL in nats": format_estimate(found.kl, is_lower_bound=found.is_lower_bound),
-        "median": format_nats(found.median),
-        "p99": format_nats(found.p99),
+        "median": bound + format_nats(found.median),
+        "p99": bound + format_nats(found.p99),
         "same top": f"{found.same_top.value:.2%}",
         "RMS Δp": f"{found.rms_dp:.2%}",
         "ln PPL ratio": format_estimate(found.log_ppl_ratio),

@@ -171,19 +171,21 @@ def _describe_contrast(result: FidelityResult, whole: SuiteFidelity, contrast: E
 
 def _describe_doubt(result: FidelityResult) -> Iterator[str]:
     whole = result.overall
-    if math.isinf(whole.candidate.divergence.kl.value):
+    divergence = whole.candidate.divergence
+    if divergence.infinite:
         yield (
-            "The mean is infinite: the candidate calls a token impossible that the reference "
-            "doesn't; read the quantiles."
+            f"At {divergence.infinite:,} of {divergence.positions:,} positions the candidate calls "
+            "a token impossible that the reference doesn't: KL is infinite there, and the mean "
+            "leaves them out."
         )
-    elif whole.candidate.divergence.kl.low is None:
+    if divergence.kl.low is None:
         yield "There is no interval: it takes at least two documents to estimate one."
     if whole.contrast == Estimate(0.0, 0.0, 0.0):
         yield (
             "Candidate and control are equally far from the reference everywhere: make sure that "
             "they weren't given the same file."
         )
-    if whole.contrast is not None and whole.candidate.divergence.is_lower_bound:
+    if whole.contrast is not None and divergence.is_lower_bound:
         yield (
             "The difference of candidate and control is one of two lower bounds, and bounds "
             "nothing itself."

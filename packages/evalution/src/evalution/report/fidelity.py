@@ -6,27 +6,30 @@ import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
+from evalution.fidelity.candidates import (
+    CandidateRow,
+    format_bytes,
+    group_candidates,
+    make_candidate_row,
+)
 from evalution.fidelity.result import FidelityResult, SuiteFidelity, TopToken, WorstToken
 from evalution.fidelity.wording import (
     describe_mode,
     describe_result,
-    format_estimate,
     format_nats,
     format_share,
     name_side,
 )
 from evalution.redaction import mask_text
 from evalution.report.fidelity_figures import draw_pareto, make_fidelity_figures
-from evalution.report.fidelity_table import FigureGroup, format_share_estimate, list_figure_groups
+from evalution.report.fidelity_table import FigureGroup, list_figure_groups
 from evalution.report.figures import Figure
-from evalution.report.rendering import ABSENT
 
 _WORST_SHOWN = 20
 _BEFORE_SHOWN = 240
 """Characters of the text before a token: its end."""
 _CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u200e\u200f\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
 _MARKS = {"\n": "↵", "\t": "⇥"}
-_MEGABYTE = 1e6
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,20 +73,6 @@ class FidelityView:
 
 
 @dataclass(frozen=True, slots=True)
-class CandidateRow:
-    """One of several candidates of a reference, as a line of their table."""
-
-    name: str
-    size: str
-    kl: str
-    contrast: str
-    p99: str
-    same_top: str
-    flips: str
-    covered: str
-
-
-@dataclass(frozen=True, slots=True)
 class CandidateGroup:
     """Candidates held against one reference on the same texts, the nearest first."""
 
@@ -117,11 +106,7 @@ def _describe_weights(result: FidelityResult) -> str | None:
     before, after = result.reference.bytes, result.candidate.bytes
     if before is None or after is None:
         return None
-    return f"{_format_bytes(after)} of weights, {_format_bytes(before)} in the reference"
-
-
-def _format_bytes(count: int | None) -> str:
-    return ABSENT if count is None else f"{count / _MEGABYTE:,.1f} MB"
+    return f"{format_bytes(after)} of weights, {format_bytes(before)} in the reference"
 
 
 def _list_worst(result: FidelityResult) -> list[ShownToken]:
@@ -156,48 +141,14 @@ def show_text(text: str) -> str:
     return _CONTROL.sub(lambda found: _MARKS.get(found[0], "�"), text)
 
 
-def group_candidates(results: Sequence[FidelityResult]) -> Iterator[CandidateGroup]:
+def make_candidate_groups(results: Sequence[FidelityResult]) -> Iterator[CandidateGroup]:
     """Yield the candidates of each reference that has several, measured in the same way."""
-    groups: list[list[FidelityResult]] = []
-    for result in results:
-        key = _identify_measurement(result)
-        own = [group for group in groups if _identify_measurement(group[0]) == key]
-        if own:
-            own[0].append(result)
-        else:
-            groups.append([result])
-    for position, group in enumerate(group for group in groups if len(group) > 1):
-        group.sort(key=lambda result: result.overall.candidate.divergence.kl.value)
+    several = [group for group in group_candidates(results) if len(group) > 1]
+    for position, group in enumerate(several):
         yield CandidateGroup(
             reference=name_side(group[0].reference),
             mode=describe_mode(group[0]),
             is_lower_bound=any(r.overall.candidate.divergence.is_lower_bound for r in group),
-            rows=[_make_candidate(result) for result in group],
+            rows=[make_candidate_row(result) for result in group],
             figures=draw_pareto(group, f"candidates-{position}"),
         )
-
-
-def _identify_measurement(result: FidelityResult) -> tuple[object, ...]:
-    """Return what two measurements must share for their figures to be comparable."""
-    model, engine = result.reference.model, result.reference.engine
-    positions = [
-        (suite.name, suite.documents, suite.candidate.divergence.positions)
-        for suite in result.suites
-    ]
-    return model, engine.get("name"), engine.get("options"), result.window, result.top, positions
-
-
-def _make_candidate(result: FidelityResult) -> CandidateRow:
-    whole = result.overall
-    divergence, flips = whole.candidate.divergence, whole.candidate.flips
-    bound = "≥ " if divergence.is_lower_bound else ""
-    return CandidateRow(
-        name=name_side(result.candidate),
-        size=_format_bytes(result.candidate.bytes),
-        kl=format_estimate(divergence.kl, is_lower_bound=divergence.is_lower_bound),
-        contrast=ABSENT if whole.contrast is None else format_estimate(whole.contrast),
-        p99=bound + format_nats(divergence.p99),
-        same_top=format_share_estimate(divergence.same_top),
-        flips=ABSENT if flips is None else f"{flips.right_to_wrong:,} / {flips.wrong_to_right:,}",
-        covered=format_share(divergence.covered),
-    )

@@ -26,6 +26,8 @@ _HEIGHT = 320
 _MEGABYTE = 1e6
 _LEGEND_WIDTH = 40
 _DECADES_NAMED = 6
+_WIDENING = 4
+"""Bins that grow by more than this factor stand on a logarithmic axis."""
 _SIDES = tuple(
     RunLabel(position, name, "", "", (), None, name)
     for position, name in enumerate(("candidate", "control"))
@@ -94,7 +96,7 @@ def _draw_suites(suites: Sequence[SuiteFidelity], name: str) -> list[Figure]:
         _SIDES[: len(sides)],
         is_of_one_metric=True,
     )
-    figure.spec["layout"]["xaxis"] |= {"rangemode": "tozero"}
+    figure.spec["layout"]["xaxis"] |= {"rangemode": "tozero", "exponentformat": "power"}
     notes = (_describe_bound(suites[0].candidate), figure.note)
     return [replace(figure, note=" ".join(note for note in notes if note))]
 
@@ -176,8 +178,15 @@ def _draw_bins(
     ]
     layout = make_layout(_HEIGHT, has_legend=len(data) > 1, x=axis, y=_name_kl(arms[0]))
     layout["yaxis"] |= {"rangemode": "tozero", "exponentformat": "power"}
+    if _are_widening(read(arms[0])):
+        layout["xaxis"] |= {"type": "log"}
     summary = "Curve of the mean divergence of positions."
     return Figure(name, title, _describe_bound(arms[0]), summary, {"data": data, "layout": layout})
+
+
+def _are_widening(bins: Sequence[Bin]) -> bool:
+    widths = [found.high - found.low for found in bins if math.isfinite(found.high)]
+    return bool(widths) and widths[-1] > _WIDENING * widths[0]
 
 
 def _find_middle(found: Bin) -> float:

@@ -6,9 +6,9 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from statistics import median_low
 
+from evalution.fidelity.candidates import ABSENT, format_share_estimate
 from evalution.fidelity.result import Arm, Divergence, Estimate, SuiteFidelity
 from evalution.fidelity.wording import format_estimate, format_nats, format_share
-from evalution.report.rendering import ABSENT
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +37,8 @@ def list_figure_groups(suites: Sequence[SuiteFidelity]) -> Iterator[FigureGroup]
         contrasts = [ABSENT if s.contrast is None else format_estimate(s.contrast) for s in suites]
         about = "mean difference at the same positions: what the engine costs is taken off"
         distances.insert(1, FigureRow("Candidate less control", about, contrasts, span=2))
+    if any(arm.divergence.infinite for arm in arms):
+        distances.append(_make_row(*_EXCLUDED, arms))
     if any(arm.divergence.is_lower_bound for arm in arms):
         distances.append(_make_row(*_MASS, arms))
     yield FigureGroup("Distance from the reference, in nats", distances)
@@ -68,13 +70,6 @@ def _show_mean(read: Callable[[Divergence], Estimate]) -> Callable[[Arm], str]:
         return format_estimate(read(arm.divergence), is_lower_bound=is_lower_bound)
 
     return show
-
-
-def format_share_estimate(estimate: Estimate) -> str:
-    """Return a mean share with its interval, in per cent."""
-    if estimate.low is None or estimate.high is None:
-        return format_share(estimate.value)
-    return f"{format_share(estimate.value)} ({estimate.low * 100:.2f} to {estimate.high * 100:.2f})"
 
 
 def _show_entropy(entropy: float | None) -> str:
@@ -127,6 +122,12 @@ _DISTANCES: tuple[_Line, ...] = (
     ),
 )
 
+_EXCLUDED: _Line = (
+    "Infinite",
+    "positions where this side calls a token impossible that the reference doesn't: means leave "
+    "them out",
+    lambda arm: f"{arm.divergence.infinite:,}",
+)
 _MASS: _Line = (
     "Mass compared",
     "probability of the reference that was compared token by token; under 100 % every "

@@ -14,7 +14,7 @@ from evalution.fidelity.result import FidelityResult
 from evalution.fidelity.store import FIDELITY_FILE
 from evalution.parity.result import PARITY_FILE, ParityResult
 from evalution.report.differences import differences_to_first, make_difference_figures
-from evalution.report.fidelity import FidelityView, group_candidates, make_fidelity_view
+from evalution.report.fidelity import FidelityView, make_candidate_groups, make_fidelity_view
 from evalution.report.figures import make_curve_figures, make_score_figures
 from evalution.report.overview import list_run_conditions, list_suite_conditions, make_run_overview
 from evalution.report.parity import ParityView, make_parity_view
@@ -138,7 +138,7 @@ def _render_page(
         payload = make_sample_payload(suites, samples, letters, samples_per_suite, flipped)
     parity = [make_parity_view(check, position) for position, check in enumerate(checks)]
     fidelity = [make_fidelity_view(found, position) for position, found in enumerate(measurements)]
-    candidates = list(group_candidates(measurements))
+    candidates = list(make_candidate_groups(measurements))
     curves = make_curve_figures(suites, [run.step for run in runs])
     views = (*parity, *candidates, *fidelity)
     figures = [*curves, *scores, *gaps, *(figure for view in views for figure in view.figures)]

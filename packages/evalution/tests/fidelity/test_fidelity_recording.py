@@ -1,0 +1,118 @@
+"""A recorded reference in place of a live one, and the commands."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import evalution
+from evalution.fidelity.measurement import FidelityOptions, measure_fidelity
+from evalution.fidelity.recording import record_reference
+from evalution.runs.preflight import EngineAndModel
+from evalution_core import ConfigurationError, Model, UnsupportedRequestError
+from evalution_reference import Reference
+
+EXACT = EngineAndModel(Reference(dtype="float64"), Model("builtin:tiny"))
+NARROW = EngineAndModel(Reference(dtype="float32"), Model("builtin:tiny"))
+PROSE = evalution.Perplexity(data="builtin:tiny/prose", text="text", max_rows=4)
+OPTIONS = FidelityOptions(window=64)
+
+
+def test_recorded_rows_give_nearly_the_figures_of_live_ones(tmp_path: Path) -> None:
+    file = tmp_path / "reference.sqlite"
+    count = record_reference(EXACT, [PROSE], file, OPTIONS)
+    found = measure_fidelity(file, NARROW, [PROSE])
+    assert found.window == 64
+    assert found.reference.engine["options"]["dtype"] == "float64"
+    divergence = found.overall.candidate.divergence
+    assert 0 < divergence.kl.value < 1e-6  # the rounding to float16
+    assert divergence.same_top.value > 0.99
+    assert found.overall.candidate.greedy is None
+    assert record_reference(EXACT, [PROSE], file, OPTIONS) == count
+
+
+def test_recorded_top_tokens_are_bounds(tmp_path: Path) -> None:
+    file = tmp_path / "reference.sqlite"
+    record_reference(EXACT, [PROSE], file, OPTIONS, top=8)
+    found = measure_fidelity(file, NARROW, [PROSE])
+    assert found.overall.candidate.divergence.is_lower_bound
+    assert found.top == 8
+
+
+@pytest.mark.parametrize(
+    ("tests", "options", "message"),
+    [
+        ([PROSE], FidelityOptions(window=32), "recorded in windows of 64"),
+        ([replace(PROSE, max_rows=9)], FidelityOptions(), "has no rows of these ids"),
+    ],
+)
+def test_recording_of_something_else_is_refused(
+    tmp_path: Path, tests: list[Any], options: FidelityOptions, message: str
+) -> None:
+    file = tmp_path / "reference.sqlite"
+    record_reference(EXACT, [replace(PROSE, max_rows=2)], file, OPTIONS)
+    with pytest.raises(ConfigurationError, match=message):
+        measure_fidelity(file, NARROW, tests, options)
+
+
+def test_generations_are_not_recorded(tmp_path: Path) -> None:
+    sums = evalution.Generation(data="builtin:tiny/sums", prompt="{question}", target="answer")
+    with pytest.raises(UnsupportedRequestError, match="completions aren't kept in a file"):
+        record_reference(EXACT, [sums], tmp_path / "reference.sqlite")
+
+
+SPEC = """
+engine: {{type: Reference, dtype: {dtype}}}
+model: builtin:tiny
+tests: [{{type: Perplexity, data: builtin:tiny/prose, text: text, max_rows: 3}}]
+"""
+
+
+def write_specs(folder: Path) -> list[str]:
+    for dtype in ("float64", "float32"):
+        (folder / f"{dtype}.yaml").write_text(SPEC.format(dtype=dtype))
+    return [str(folder / "float64.yaml"), str(folder / "float32.yaml")]
+
+
+def test_command_measures_two_specs_and_writes_the_result(
+    tmp_path: Path, command_line: Any
+) -> None:
+    reference, candidate = write_specs(tmp_path)
+    output = tmp_path / "measured"
+    shown = command_line(
+        "fidelity", reference, candidate, "--window", "64", "--output", str(output)
+    )
+    assert "Changing the options of the engine costs" in shown.stdout
+    assert "KL(reference" in shown.stdout
+    written = json.loads((output / "fidelity.json").read_text())
+    assert written["window"] == 64
+    assert (output / "fidelity.svg").read_text().startswith("<svg")
+
+
+def test_command_records_and_measures_a_text(tmp_path: Path, command_line: Any) -> None:
+    reference, candidate = write_specs(tmp_path)
+    text, file = tmp_path / "tale.txt", tmp_path / "reference.sqlite"
+    text.write_text("The cat sat on the mat. " * 40)
+    common = ("--text", str(text), "--window", "64")
+    shown = command_line("fidelity", "record", reference, "-o", str(file), *common)
+    assert f"windows in {file}" in shown.stdout
+    shown = command_line("fidelity", str(file), candidate, *common, "--json")
+    assert json.loads(shown.stdout)["suites"][0]["name"] == "tale"
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [(b"", "is empty"), (b"caf\xe9", "no text in UTF-8"), (None, "can't be read")],
+)
+def test_text_that_cannot_be_read_is_one_sentence(
+    tmp_path: Path, command_line: Any, assert_says: Any, content: bytes | None, message: str
+) -> None:
+    reference, candidate = write_specs(tmp_path)
+    text = tmp_path / "tale.txt"
+    if content is not None:
+        text.write_bytes(content)
+    assert_says(command_line("fidelity", reference, candidate, "--text", str(text)), 2, message)
