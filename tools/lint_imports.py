@@ -64,7 +64,12 @@ FOREIGN = {
 # Decision 0012: modules of the kit that are only for engines that bring NumPy; the runner has an
 # extra of its own.
 OPT_IN = {
-    KIT: ("evalution_enginekit.distributions -> numpy", "evalution_enginekit.sampling -> numpy"),
+    KIT: (
+        "evalution_enginekit.distributions -> numpy",
+        "evalution_enginekit.mock -> numpy",
+        "evalution_enginekit.sampling -> numpy",
+        "evalution_enginekit.serving_rows -> numpy",
+    ),
     RUNNER: ("evalution.fidelity.* -> numpy",),
 }
 

@@ -272,7 +272,8 @@ def complete_top_logprobs(span: TokenSpan, score: TokenScore) -> TopLogprobs | N
         if abs(own - listed) > _ROUNDING:
             raise WrongScoresError(
                 f"token {token_id} has the log-probability {own:.6g}, and by the most likely "
-                f"tokens of its position {listed:.6g}: they belong to another position, or are processed"
+                f"tokens of its position {listed:.6g}: they belong to another position, or are "
+                "processed"
             )
     return list(found)
 

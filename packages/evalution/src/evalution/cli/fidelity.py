@@ -55,35 +55,39 @@ LimitOption = Annotated[
 ]
 
 
+ControlOption = Annotated[
+    str | None,
+    typer.Option(
+        metavar="SPEC",
+        help="The reference's model on the candidate's engine [default: tried by itself].",
+    ),
+]
+NoControlOption = Annotated[bool, typer.Option("--no-control", help="Look for no control.")]
+FolderOption = Annotated[
+    str | None,
+    typer.Option(
+        "--output", "-o", help="A folder for fidelity.json; the same again goes on where it was."
+    ),
+]
+
+
 @app.command(_COMPARE)
 def compare(
     reference: Annotated[
-        str,
-        typer.Argument(
-            metavar="REFERENCE", help="What is held to be right: a spec, or a recording."
-        ),
+        str, typer.Argument(metavar="REFERENCE", help="What is right: a spec, or a recording.")
     ],
     candidate: Annotated[
         str, typer.Argument(metavar="CANDIDATE", help="The spec whose distance is measured.")
     ],
-    control: Annotated[
-        str | None,
-        typer.Option(
-            metavar="SPEC",
-            help="The reference's model on the candidate's engine [default: tried by itself].",
-        ),
-    ] = None,
-    no_control: Annotated[bool, typer.Option("--no-control", help="Look for no control.")] = False,
+    control: ControlOption = None,
+    no_control: NoControlOption = False,
     text: TextOption = None,
     window: WindowOption = None,
     top: Annotated[
         int, typer.Option(min=1, help="Likeliest tokens to ask an engine for that has no rows.")
     ] = 20,
     limit: LimitOption = None,
-    output: Annotated[
-        str | None,
-        typer.Option(help="A folder for fidelity.json; the same again goes on where it was."),
-    ] = None,
+    output: FolderOption = None,
     as_json: JsonOption = False,
     debug: DebugOption = False,
 ) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from hashlib import sha256
 from itertools import groupby
 from pathlib import Path
@@ -18,7 +18,7 @@ from evalution.fidelity.requests import PreparedSuite, Window, prepare_suite
 from evalution.fidelity.sides import LiveSide, open_live
 from evalution.progress import Progress
 from evalution.runs.preflight import EngineAndModel, check_engine, check_model
-from evalution.suites.suite import SuiteDeclaration
+from evalution.suites.suite import AnySuite, SuiteDeclaration
 from evalution_core import (
     EngineRuntimeError,
     GenerationRequest,
@@ -57,26 +57,21 @@ def record_reference(
     """
     options, progress = options or FidelityOptions(), progress or Progress()
     suites = check_suites(tests, options.limit)
-    for name, suite in suites.items():
-        if suite.request_kind is RequestKind.GENERATION:
-            raise UnsupportedRequestError(
-                f"suite {name!r} generates: its completions aren't kept in a file; record suites "
-                "that score, or measure against the reference's spec"
-            )
+    _refuse_generations(suites)
     check_model(lane.model, check_engine(lane.engine))
     with open_live(lane, progress, isolate=options.isolate) as side:
         window = choose_window(options.window, [side])
-        if side.codec is None:
+        codec = side.codec
+        if codec is None:
             raise UnsupportedRequestError(
                 f"engine {type(lane.engine).__name__} gives no tokenizer, so the ids of the texts "
                 "aren't known; take an engine that encodes here"
             )
-        prepared = [
-            prepare_suite(suite, name, side.codec, window, options.limit, _complete_nothing)
-            for name, suite in suites.items()
-        ]
-        for suite in suites.values():
+        prepared: list[PreparedSuite] = []
+        for name, suite in suites.items():
             side.prepare(suite)
+            found = prepare_suite(suite, name, codec, window, options.limit, _complete_nothing)
+            prepared.append(found)
         source = side.open_rows(top or options.top)
         if top is None and isinstance(source, SessionTops):
             top = options.top
@@ -86,6 +81,15 @@ def record_reference(
                 _record_suite(writer, suite, source, progress)
             writer.finish()
     return sum(len(suite.windows) for suite in prepared)
+
+
+def _refuse_generations(suites: Mapping[str, AnySuite]) -> None:
+    for name, suite in suites.items():
+        if suite.request_kind is RequestKind.GENERATION:
+            raise UnsupportedRequestError(
+                f"suite {name!r} generates: its completions aren't kept in a file; record suites "
+                "that score, or measure against the reference's spec"
+            )
 
 
 def _complete_nothing(requests: Sequence[GenerationRequest]) -> Iterator[list[int]]:
