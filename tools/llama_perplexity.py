@@ -32,6 +32,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from evalution.fidelity.divergence import Figures, compare_rows
+from evalution.fidelity.statistics import summarize
 from evalution_core import Model
 from evalution_core.builtins import builtin_path
 from evalution_core.requests import DistributionRequest, DistributionRows
@@ -165,17 +166,11 @@ def add_terms(reference: Rows, rows: Rows) -> NDArray[np.float64]:
     return (kept * (reference - rows)).sum(axis=1, dtype=np.float64)
 
 
-def summarise(figures: Figures) -> dict[str, float]:
-    ratio = figures["reference_logprob"] - figures["logprob"]
-    values = [
-        figures["kl"].mean(),
-        np.median(figures["kl"]),
-        np.quantile(figures["kl"], 0.99),
-        100 * figures["same_top"].mean(),
-        100 * np.sqrt(np.square(figures["dp"]).mean()),
-        ratio.mean(),
-    ]
-    return dict(zip(NAMES, map(float, values), strict=True))
+def list_figures(figures: Figures) -> dict[str, float]:
+    found = summarize(figures, np.zeros(len(figures), np.int64))
+    shares = [100 * found.same_top.value, 100 * found.rms_dp]
+    values = [found.kl.value, found.median, found.p99, *shares, found.log_ppl_ratio.value]
+    return dict(zip(NAMES, values, strict=True))
 
 
 def compare(tool: Path | None) -> Iterator[tuple[str, Sides]]:
@@ -199,8 +194,8 @@ def compare(tool: Path | None) -> Iterator[tuple[str, Sides]]:
                 kind,
                 Sides(
                     tool and run_tool(tool, model, written, base, "--kl-divergence"),
-                    summarise(same),
-                    summarise(compare_rows(reference, rows, token_ids)),
+                    list_figures(same),
+                    list_figures(compare_rows(reference, rows, token_ids)),
                 ),
             )
 

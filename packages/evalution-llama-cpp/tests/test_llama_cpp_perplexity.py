@@ -1,1 +1,57 @@
-"""`tools/llama_perplexity.py`: our figures by its rule, and those that the document shows."""
+"""`tools/llama_perplexity.py`: the document's table, and our side of it computed again."""
+
+from __future__ import annotations
+
+import re
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+pytest.importorskip("llama_cpp", reason="llama-cpp-python is not installed")
+ROOT = Path(__file__).parents[3]
+sys.path.insert(0, str(ROOT / "tools"))
+
+from llama_perplexity import (  # noqa: E402 - from there
+    NAMES,
+    QUANTISATIONS,
+    add_terms,
+    compare,
+    round_rows,
+    write_table,
+)
+
+from evalution_enginekit.distributions import log_softmax_rows  # noqa: E402 - as above
+
+
+def read_table() -> dict[tuple[str, str], list[float]]:
+    """Figures of the document by weights and name: the tool's, ours by its arithmetic, and ours."""
+    text = (ROOT / "docs" / "fidelity.md").read_text("utf-8")
+    rows = re.findall(rf"^\| ({'|'.join(QUANTISATIONS)}) \| ([^|]+) \| (.+) \|$", text, re.M)
+    return {(kind, name): [float(cell) for cell in cells.split("|")] for kind, name, cells in rows}
+
+
+def test_table_has_equal_figures_and_ours_are_computed_again() -> None:
+    table = read_table()
+    assert list(table) == [(kind, name) for kind in QUANTISATIONS for name in NAMES]
+    compared = dict(compare(None))
+    for (kind, name), (tool, same, exact) in table.items():
+        # Its last digit is rounded too.
+        assert same == pytest.approx(tool, rel=1.2e-3), (kind, name)
+        # Other processors round some activations of quantised weights otherwise.
+        assert compared[kind].same[name] == pytest.approx(same, rel=0.03), (kind, name)
+        assert compared[kind].exact[name] == pytest.approx(exact, rel=0.03), (kind, name)
+    assert len(list(write_table(compared))) == 2 + len(table)
+
+
+def test_rows_are_rounded_to_16_bits_from_the_largest_down() -> None:
+    rows = log_softmax_rows(np.random.default_rng(1).normal(size=(20, 300)) * 6)
+    rounded = round_rows(rows)
+    largest = rows.max(axis=1, keepdims=True)
+    near = rows > largest - 16
+    assert abs(rounded - rows)[near].max() <= 0.51 * 16 / 65535
+    assert np.all(rounded >= largest - 16.001)
+    assert not near.all()
+    assert abs(add_terms(rounded, rows)).max() < 1e-3
+    np.testing.assert_array_equal(add_terms(rows, rows), 0)

@@ -77,6 +77,7 @@ class TestLocalTokenizer(EngineConformance):
     model = Model(path="builtin:tiny", tokenizer_path=TOKENIZER)
     checks = ENCODING_CHECKS | {
         "checkpoint",
+        "top_logprobs",
         "sampling",
         "test_token_ids_end_with_the_stop",
         "test_multi_byte_characters_are_whole",

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from evalution.replicas import Replicas
-from evalution_core import ConfigurationError, EngineSpec
+from evalution_core import Capability, ConfigurationError, EngineSpec
 from evalution_core.options import numeric_options
 from evalution_enginekit.mock import MOCK_CAPABILITIES, Mock
 from evalution_ray import RayReplicas
@@ -26,7 +26,7 @@ def test_inner_engine_may_be_given_in_any_form() -> None:
     written = {"engine": {"type": MOCK, "max_model_len": 99}, "replicas": 2}
     assert made == RayReplicas.from_options(written)
     assert made.inner == Mock(99)
-    assert made.capabilities == MOCK_CAPABILITIES
+    assert made.capabilities == MOCK_CAPABILITIES - {Capability.DISTRIBUTIONS}
     assert pickle.loads(pickle.dumps(made)) == made
 
 

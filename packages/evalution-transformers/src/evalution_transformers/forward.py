@@ -185,13 +185,16 @@ class TorchLogits:
 
 
 def _score_targets(logits: Tensor, rows: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
-    """Return log-probability and greediness of each target; `logits` [n, vocab] has any dtype."""
+    """Return log-probability and greediness of each target.
+
+    `logits` [n, vocab] has any dtype; it may be overwritten, as another block of it costs time.
+    """
     values = logits if logits.dtype == torch.float64 else logits.float()
     rows, targets = rows.to(values.device), targets.to(values.device)
     chosen = values[rows, targets]
     top = values.amax(dim=-1)
     # Differences from the top first: logit and log-sum-exp may be large and nearly equal.
-    rest = torch.logsumexp(values - top[:, None], dim=-1)
+    rest = values.sub_(top[:, None]).exp_().sum(dim=-1).log_()
     return (chosen - top[rows]) - rest[rows], chosen >= top[rows]
 
 

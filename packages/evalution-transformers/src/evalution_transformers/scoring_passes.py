@@ -1,4 +1,4 @@
-"""What scorers share: from the logits of passes to scores and rows, and the rest done again.
+"""From the logits of passes to scores and rows of spans: the common part of all scorers.
 
 A pass computes the logits of some targets of a plan, those of several spans in any order. Scores
 are added up from them; rows are put into the order of the spans, block by block.

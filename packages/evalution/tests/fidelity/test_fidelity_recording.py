@@ -14,6 +14,7 @@ from evalution.fidelity.measurement import FidelityOptions, measure_fidelity
 from evalution.fidelity.recording import record_reference
 from evalution.runs.preflight import EngineAndModel
 from evalution_core import ConfigurationError, Model, UnsupportedRequestError
+from evalution_enginekit.mock import Mock
 from evalution_reference import Reference
 
 EXACT = EngineAndModel(Reference(dtype="float64"), Model("builtin:tiny"))
@@ -57,6 +58,13 @@ def test_recording_of_something_else_is_refused(
     record_reference(EXACT, [replace(PROSE, max_rows=2)], file, OPTIONS)
     with pytest.raises(ConfigurationError, match=message):
         measure_fidelity(file, NARROW, tests, options)
+
+
+def test_recording_by_another_tokenizer_is_refused(tmp_path: Path) -> None:
+    file = tmp_path / "reference.sqlite"
+    record_reference(EngineAndModel(Mock(), Model("any")), [PROSE], file, OPTIONS)
+    with pytest.raises(ConfigurationError, match="different tokenizers"):
+        measure_fidelity(file, NARROW, [PROSE])
 
 
 def test_generations_are_not_recorded(tmp_path: Path) -> None:

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from evalution.fidelity.result import Estimate, FidelityResult, Side
+from evalution.fidelity.result import ChoiceFlips, Estimate, FidelityResult, Side
 from evalution.fidelity.wording import (
     describe_result,
     format_estimate,
@@ -113,6 +113,14 @@ def test_decisions_are_counted_both_ways(make_fidelity: Any) -> None:
         "Of 20 greedy completions 14 are the same; half of the others part "
         "within 9 tokens." in lines
     )
+
+
+def test_questions_without_a_flip_take_few_words(make_fidelity: Any) -> None:
+    result = make_fidelity(floor=None)
+    arm = replace(result.overall.candidate, flips=ChoiceFlips(60, 0, 0, 0))
+    overall = replace(result.overall, candidate=arm)
+    lines = describe_result(replace(result, overall=overall))
+    assert "All 60 questions are answered alike." in lines
 
 
 @pytest.mark.parametrize(

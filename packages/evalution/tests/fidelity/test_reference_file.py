@@ -32,7 +32,6 @@ RECORDING = Recording(
     vocabulary=VOCABULARY,
     tokenizer="t0",
     window=16,
-    policy={"bos": True, "sizes": [1, 2]},
     texts={"wiki": "d0"},
     top=None,
     versions={"evalution": "0.1.0"},
@@ -184,27 +183,6 @@ def test_an_error_in_a_window_keeps_those_before(path: Path) -> None:
                 add(rows)
             assert not writer.has(other)
         assert writer.has(TEXT)
-
-
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        ({"vocabulary": 41}, "with a vocabulary of 40, and this measurement has 41; measure with"),
-        ({"tokenizer": "t1"}, "with a tokenizer of t0, and this measurement has t1"),
-        ({"window": 8}, "with a window of 16, and this measurement has 8"),
-        ({"policy": {"bos": False}}, 'with a policy of {"bos": true, .*"bos": false}'),
-        ({"texts": {"wiki": "d1"}}, "with a text of wiki of d0, and this measurement has d1"),
-        ({"texts": {"books": "d2"}}, "with a text of books of none, and this measurement has d2"),
-    ],
-)
-def test_a_file_of_another_measurement_is_refused(
-    path: Path, change: dict[str, Any], message: str
-) -> None:
-    record(path, [TEXT])
-    with ReferenceFile(path) as file:
-        file.require_fit(replace(RECORDING, versions={}, side=Side({}, {})))
-        with pytest.raises(ConfigurationError, match=message):
-            file.require_fit(replace(RECORDING, **change))
 
 
 def test_ids_that_were_not_recorded_are_refused(path: Path) -> None:

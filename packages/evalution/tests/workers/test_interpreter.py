@@ -168,6 +168,7 @@ def test_engine_is_declared_as_it_is_there(monkeypatch: pytest.MonkeyPatch) -> N
     own = parse_engine({"kind": MOCK, "params": {"max_model_len": 99}})
     assert asked == [(Path.cwd() / "some" / "python", "evalution.workers.declaration")]
     assert repr(engine) == repr(own)
+    assert engine == declare_engine(MOCK, {"max_model_len": 99}, python="some/python")
     assert isinstance(engine, BaseEngine)
     assert engine.to_dict() == {**own.to_dict(), "python": str(Path.cwd() / "some" / "python")}
     assert numeric_options(engine) == numeric_options(own)

@@ -87,7 +87,8 @@ def test_capabilities_and_limits_are_those_of_the_engine_within() -> None:
     assert replicas.processes_limit == 2
     assert replicas.requests_limit == 9
     assert replicas.default_model() == "served"
-    assert Replicas(Mock(), 2).capabilities == MOCK_CAPABILITIES
+    assert Replicas(Mock(), 1).capabilities == MOCK_CAPABILITIES
+    assert Replicas(Mock(), 2).capabilities == MOCK_CAPABILITIES - {Capability.DISTRIBUTIONS}
     assert Capability.ATTACH not in Replicas.capabilities
 
 

@@ -17,6 +17,7 @@ from evalution.doctor.machine import Machine, inspect_machine
 from evalution.table import make_console
 from evalution.user_input import parse_path
 from evalution_core import ConfigurationError
+from evalution_core.discovery import EngineEntry
 
 _MARKS = {"ok": "ok", "untried": "--", "broken": "!!"}
 
@@ -58,33 +59,36 @@ def doctor(
             from evalution.workers import interpreter  # noqa: PLC0415 - only this option needs it
 
             models = [] if model is None else ["--model", model]
-            options = [part for pair in option or () for part in ("-o", pair)]
-            flags = ["--json"] * as_json + ["--debug"] * debug
-            asked = ["doctor", *(engine or ()), *models, *options, "--patience", str(patience)]
-            raise typer.Exit(
-                interpreter.run_command(parse_path(python).absolute(), [*asked, *flags])
-            )
-        healths: list[EngineHealth] = []
+            pairs = [part for pair in option or () for part in ("-o", pair)]
+            flags = ["--patience", str(patience), *["--json"] * as_json, *["--debug"] * debug]
+            asked = ["doctor", *(engine or ()), *models, *pairs, *flags]
+            raise typer.Exit(interpreter.run_command(parse_path(python).absolute(), asked))
         engines = choose_engines(engine or ())
         trial = Trial(_parse_options(option or (), engine or ()), model, patience)
-        if not as_json:
-            _print_machine(inspect_machine())
-        for found in engines:
-            name = found if isinstance(found, str) else found.name
-            with make_console().status(f"trying {name}"):
-                healths.append(examine_engine(found, trial))
-            if not as_json:
-                _print_health(healths[-1])
+        healths = _examine_engines(engines, trial, is_shown=not as_json)
         if as_json:
-            shown = {
-                "machine": asdict(inspect_machine()),
-                "engines": [health.to_dict() for health in healths],
-            }
-            print(json.dumps(shown, indent=2, ensure_ascii=False))
-        elif any(health.status == "untried" for health in healths):
-            print(f"\n-- is installed, and not tried; {_HOW}")
+            shown = [health.to_dict() for health in healths]
+            facts = {"machine": asdict(inspect_machine()), "engines": shown}
+            print(json.dumps(facts, indent=2, ensure_ascii=False))
         if not any(health.status == "ok" for health in healths):
             raise typer.Exit(EXIT_FAILED)
+
+
+def _examine_engines(
+    engines: Sequence[EngineEntry | str], trial: Trial, *, is_shown: bool
+) -> list[EngineHealth]:
+    healths: list[EngineHealth] = []
+    if is_shown:
+        _print_machine(inspect_machine())
+    for found in engines:
+        name = found if isinstance(found, str) else found.name
+        with make_console().status(f"trying {name}"):
+            healths.append(examine_engine(found, trial))
+        if is_shown:
+            _print_health(healths[-1])
+    if is_shown and any(health.status == "untried" for health in healths):
+        print(f"\n-- is installed, and not tried; {_HOW}")
+    return healths
 
 
 _HOW = "to try one: evalution doctor NAME --model PATH -o KEY=VALUE (-o base_url=URL of a server)"

@@ -61,17 +61,7 @@ def record_reference(
     check_model(lane.model, check_engine(lane.engine))
     with open_live(lane, progress, isolate=options.isolate) as side:
         window = choose_window(options.window, [side])
-        codec = side.codec
-        if codec is None:
-            raise UnsupportedRequestError(
-                f"engine {type(lane.engine).__name__} gives no tokenizer, so the ids of the texts "
-                "aren't known; take an engine that encodes here"
-            )
-        prepared: list[PreparedSuite] = []
-        for name, suite in suites.items():
-            side.prepare(suite)
-            found = prepare_suite(suite, name, codec, window, options.limit, _complete_nothing)
-            prepared.append(found)
+        prepared = _prepare_suites(suites, side, window, options.limit)
         source = side.open_rows(top or options.top)
         if top is None and isinstance(source, SessionTops):
             top = options.top
@@ -90,6 +80,22 @@ def _refuse_generations(suites: Mapping[str, AnySuite]) -> None:
                 f"suite {name!r} generates: its completions aren't kept in a file; record suites "
                 "that score, or measure against the reference's spec"
             )
+
+
+def _prepare_suites(
+    suites: Mapping[str, AnySuite], side: LiveSide, window: int, limit: int | None
+) -> list[PreparedSuite]:
+    if side.codec is None:
+        raise UnsupportedRequestError(
+            "the reference's engine gives no tokenizer, so the ids of the texts aren't known; take "
+            "an engine that encodes here"
+        )
+    prepared: list[PreparedSuite] = []
+    for name, suite in suites.items():
+        side.prepare(suite)
+        found = prepare_suite(suite, name, side.codec, window, limit, _complete_nothing)
+        prepared.append(found)
+    return prepared
 
 
 def _complete_nothing(requests: Sequence[GenerationRequest]) -> Iterator[list[int]]:
@@ -117,7 +123,6 @@ def _describe_recording(
         vocabulary=0 if isinstance(block, TopRows) else block.shape[1],
         tokenizer=side.tokenizer or "",
         window=window,
-        policy={},
         texts={suite.name: _digest_windows(suite.windows) for suite in suites},
         top=top,
         versions=read_answering_software(lane.engine),

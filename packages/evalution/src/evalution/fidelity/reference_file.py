@@ -15,7 +15,7 @@ from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Final, Self
+from typing import Final, Self
 
 import numpy as np
 from pydantic import TypeAdapter, ValidationError
@@ -53,7 +53,7 @@ class Recording:
     """Circumstances under which a reference was recorded.
 
     `tokenizer` is a digest, `texts` has one for each suite or text by its name, `window` is the
-    number of tokens that are fed at most, `policy` holds what else decides the ids that are fed.
+    number of tokens that are fed at most.
     With `top`, only so many of the most likely tokens of a position are kept.
     """
 
@@ -61,7 +61,6 @@ class Recording:
     vocabulary: int
     tokenizer: str
     window: int
-    policy: dict[str, Any]
     texts: dict[str, str]
     top: int | None
     versions: dict[str, str]
@@ -209,26 +208,6 @@ class ReferenceFile:
 
     def __exit__(self, *_: object) -> None:
         self._connection.close()
-
-    def require_fit(self, wanted: Recording) -> None:
-        """Raise `ConfigurationError` unless a side measured as `wanted` can be held against it."""
-        found = self.recording
-        for what, there, here in (
-            ("a vocabulary", found.vocabulary, wanted.vocabulary),
-            ("a tokenizer", found.tokenizer, wanted.tokenizer),
-            ("a window", found.window, wanted.window),
-            ("a policy", found.policy, json.loads(json.dumps(wanted.policy))),
-            *(
-                (f"a text of {name}", found.texts.get(name, "none"), digest)
-                for name, digest in wanted.texts.items()
-            ),
-        ):
-            if there != here:
-                raise ConfigurationError(
-                    f"the reference file {self._path} was recorded with {what} of "
-                    f"{_shorten(there)}, and this measurement has {_shorten(here)}; measure with "
-                    f"the same, or record it again (`{_COMMAND}`)"
-                )
 
     def read(self, windows: Sequence[Window]) -> Blocks:
         """Yield the rows of each window in blocks, with its index; a `RowSource`.

@@ -223,7 +223,9 @@ def _describe_tail(divergence: Divergence) -> Iterator[str]:
 
 
 def _describe_flips(flips: ChoiceFlips | None) -> Iterator[str]:
-    if flips is not None and flips.questions:
+    if flips is not None and flips.questions and not flips.changed:
+        yield f"All {flips.questions:,} questions are answered alike."
+    elif flips is not None and flips.questions:
         yield (
             f"Of {flips.questions:,} questions the candidate answers {flips.changed:,} otherwise: "
             f"{flips.right_to_wrong:,} turned wrong, {flips.wrong_to_right:,} turned right."

@@ -7,9 +7,11 @@ that interpreter. The two environments share no `sys.path`, only the version of 
 
 from __future__ import annotations
 
+import json
 import subprocess
 from collections.abc import Mapping, Sequence
 from dataclasses import field, make_dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any, ClassVar, cast
 
@@ -132,8 +134,20 @@ def declare_engine(name: str, options: Mapping[str, Any], *, python: str | Path)
     """
     path = parse_path(str(python)).absolute()
     register_secrets(options)
-    spec = EngineSpec(name, dict(options))
-    declared = _ask_engine(path, spec)
+    declared = _ask_engine(path, EngineSpec(name, options))
+    made = _make_class(path, name, json.dumps(dict(options)), json.dumps(declared))
+    return made(
+        **{
+            option: _choose_value(options, option, value, kind)
+            for option, (value, kind) in declared["options"].items()
+        }
+    )
+
+
+@cache
+def _make_class(path: Path, name: str, options: str, facts: str) -> type[InterpreterEngine]:
+    """Return the class of an engine; the same for the same engine, so that engines compare."""
+    declared: Facts = json.loads(facts)
     module, _, qualified = declared["kind"].partition(":")
     made = make_dataclass(
         declared["name"],
@@ -145,17 +159,12 @@ def declare_engine(name: str, options: Mapping[str, Any], *, python: str | Path)
             "capabilities": frozenset(map(Capability, declared["capabilities"])),
             "declared": declared,
             "python": path,
-            "spec": spec,
+            "spec": EngineSpec(name, json.loads(options)),
         },
         kw_only=True,
     )
     made.__qualname__ = qualified
-    return cast("type[InterpreterEngine]", made)(
-        **{
-            option: _choose_value(options, option, value, kind)
-            for option, (value, kind) in declared["options"].items()
-        }
-    )
+    return cast("type[InterpreterEngine]", made)
 
 
 def _make_field(kind: str) -> Any:
