@@ -7,7 +7,7 @@ from typing import Any
 
 from evalution_core import Capability, Model
 from evalution_enginekit import runtime_errors
-from evalution_enginekit.serving import ServingRuntime
+from evalution_enginekit.serving import ServingRuntime, SpanGroup
 from evalution_enginekit.serving_session import (
     ServedModel,
     ServingSession,
@@ -64,7 +64,18 @@ def make_session(
         resources=resources,
         fallback=fallback,
         model_vocabulary=int(config.model_config.get_vocab_size()),
+        count_rows=_count_rows,
     )
+
+
+def _count_rows(group: SpanGroup) -> int:
+    """Return the rows that a group takes of `scored_tokens`, of which a long list counts as more.
+
+    The likeliest tokens are listed for the whole prompt, each in about 100 bytes.
+    """
+    if group.top_logprobs is None:
+        return group.inner
+    return len(group.spans[0].token_ids) * (1 + group.top_logprobs // 64)
 
 
 def _make_requests(
