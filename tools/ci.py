@@ -290,6 +290,7 @@ def run_all() -> int:
                 if name == "torch":
                     python = str(environment.folder / "bin" / "python")
                     stages.run("tiny model", [python, "tools/train_tiny_model.py", "--check"])
+        stages.run("fidelity matrix", ["uv", "run", "tools/fidelity_matrix.py"])
         light = {"EVALUTION_REQUIRE": " ".join(light_members())}
         if is_built(stages, "lowest", lowest):
             stages.run("lowest", [".venv-lowest/bin/pytest", "packages", *NO_VERSIONS], light)

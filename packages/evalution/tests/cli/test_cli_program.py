@@ -7,14 +7,18 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import typer
+from typer.core import TyperGroup
 
 from evalution.cli import app
 
 GUIDE = Path(__file__).parents[4] / "docs" / "command-line.md"
+PROGRAM = typer.main.get_command(app)
+assert isinstance(PROGRAM, TyperGroup)
 COMMANDS = [
-    command.name or getattr(command.callback, "__name__", "").replace("_", "-")
-    for command in app.registered_commands
-    if command.add_help_option  # those of other packages have no help before they are loaded
+    name
+    for name in PROGRAM.list_commands(typer.Context(PROGRAM))
+    if PROGRAM.commands[name].add_help_option  # those of other packages are loaded first
 ]
 
 

@@ -9,9 +9,10 @@ from collections.abc import Sequence
 from importlib.metadata import version as installed_version
 from io import TextIOWrapper
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
+from typer.core import TyperGroup
 
 from evalution.cli import fidelity
 from evalution.cli.doctor import doctor
@@ -175,8 +176,18 @@ def _compare_candidates(folders: Sequence[str], flipped: int | None, *, as_json:
     terminal.print(candidates.make_candidate_table(groups[0], width=terminal.width))
 
 
+class _FidelityBeforeReport(TyperGroup):
+    """Lists the one group of commands among the commands, as the guide does."""
+
+    def list_commands(self, ctx: Any) -> list[str]:
+        names = [name for name in super().list_commands(ctx) if name != fidelity.app.info.name]
+        names.insert(names.index(report.__name__), fidelity.app.info.name or "")
+        return names
+
+
 app = typer.Typer(
     name="evalution",
+    cls=_FidelityBeforeReport,
     help="Measure language models on any engine.",
     context_settings=HELP_OPTIONS,
     no_args_is_help=True,
