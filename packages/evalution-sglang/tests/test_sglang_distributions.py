@@ -62,8 +62,10 @@ def test_likeliest_tokens_are_those_of_the_rows(session: ServingSession, referen
         for one, right in zip(found, reference.loglikelihood(requests), strict=True):
             assert one.token_logprobs == pytest.approx(right.token_logprobs, abs=1e-4)
             assert one.is_greedy == right.is_greedy
-            tops = zip(one.top_logprobs or (), right.top_logprobs or (), strict=True)
-            for (top, wanted), own in zip(tops, one.token_logprobs or (), strict=True):
+            assert one.top_logprobs is not None
+            assert one.token_logprobs is not None
+            tops = zip(one.top_logprobs, right.top_logprobs or [], strict=True)
+            for (top, wanted), own in zip(tops, one.token_logprobs, strict=True):
                 assert len(top) == len(wanted)
                 assert list(top.values()) == sorted(top.values(), reverse=True)
                 assert list(top.values()) == pytest.approx(list(wanted.values()), abs=1e-4)
