@@ -27,6 +27,7 @@ from evalution.cli.options import (
     SpecArgument,
     write_text,
 )
+from evalution.cli.noise import noise
 from evalution.cli.parity import parity
 from evalution.cli.run import run
 from evalution.cli.show import show
@@ -176,18 +177,18 @@ def _compare_candidates(folders: Sequence[str], flipped: int | None, *, as_json:
     terminal.print(candidates.make_candidate_table(groups[0], width=terminal.width))
 
 
-class _FidelityBeforeReport(TyperGroup):
+class _FidelityAfterParity(TyperGroup):
     """Lists the one group of commands among the commands, as the guide does."""
 
     def list_commands(self, ctx: Any) -> list[str]:
         names = [name for name in super().list_commands(ctx) if name != fidelity.app.info.name]
-        names.insert(names.index(report.__name__), fidelity.app.info.name or "")
+        names.insert(names.index(noise.__name__), fidelity.app.info.name or "")
         return names
 
 
 app = typer.Typer(
     name="evalution",
-    cls=_FidelityBeforeReport,
+    cls=_FidelityAfterParity,
     help="Measure language models on any engine.",
     context_settings=HELP_OPTIONS,
     no_args_is_help=True,
@@ -237,6 +238,7 @@ _COMMANDS = (
     show,
     compare,
     parity,
+    noise,
     report,
     engines,
     suites,

@@ -1,0 +1,150 @@
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+import evalution
+import mutants as _mutants  # noqa: F401 - registers the faults
+from evalution.noise import NoiseResult, measure_noise, read_noise, write_noise
+from evalution.noise.table import list_headings, list_remarks, list_verdicts, make_noise_table
+from evalution.runs.preflight import EngineAndModel
+from evalution.suites.suite import SuiteDeclaration
+from evalution_core import BaseInferenceSession, CheckResult, ConfigurationError, Model
+from evalution_enginekit import TokenPrompt, TokenScore, TokenSpan
+from mutants.toy import Toy, ToySession
+
+ROWS = [{"text": f"{n} gardens", "choices": [" an", f" {n}"], "right": 0} for n in range(6)]
+SHIFT = 0.25
+
+
+class Shifted(ToySession):
+    """Scores moved by what `find_shift` says of a span and those beside it."""
+
+    def find_shift(self, span: TokenSpan, beside: int) -> float:
+        raise NotImplementedError
+
+    def check(self) -> CheckResult:
+        return CheckResult("not checkable", "its scores are moved on purpose")
+
+    def _score_tokens(self, spans: Sequence[TokenSpan]) -> Iterator[list[TokenScore]]:
+        for scores in super()._score_tokens(spans):
+            yield [
+                self._move(score, self.find_shift(span, len(spans)))
+                for span, score in zip(spans, scores, strict=True)
+            ]
+
+    def _move(self, score: TokenScore, shift: float) -> TokenScore:
+        return replace(score, logprobs=[value - shift for value in score.logprobs])
+
+
+class BatchDependent(Shifted):
+    def find_shift(self, span: TokenSpan, beside: int) -> float:
+        return SHIFT * (beside > 1)
+
+
+class OrderDependent(Shifted):
+    before = 0
+
+    def find_shift(self, span: TokenSpan, beside: int) -> float:
+        shift, self.before = SHIFT * self.before, sum(span.token_ids) % 7
+        return shift
+
+
+class StaleCache(Shifted):
+    kept: frozenset[tuple[int, ...]] = frozenset()
+
+    def find_shift(self, span: TokenSpan, beside: int) -> float:
+        key = tuple(span.token_ids)
+        shift = SHIFT * (key in self.kept)
+        self.kept |= {key}
+        return shift
+
+    def _release_caches(self) -> None:
+        self.kept = frozenset()
+
+
+class Random(Shifted):
+    chance = random.Random(3)
+
+    def find_shift(self, span: TokenSpan, beside: int) -> float:
+        return self.chance.gauss(0, SHIFT)
+
+
+class RandomInBatch(Random):
+    def find_shift(self, span: TokenSpan, beside: int) -> float:
+        return super().find_shift(span, beside) if beside > 1 else 0.0
+
+
+class NewEachTime(Shifted):
+    sessions = count()
+
+    def __init__(self, engine: Toy, model: Model):
+        super().__init__(engine, model)
+        self.number = next(self.sessions)
+
+    def find_shift(self, span: TokenSpan, beside: int) -> float:
+        return SHIFT * self.number
+
+
+class SeedIgnoring(ToySession):
+    def _start(self, prompt: TokenPrompt) -> Any:
+        return super()._start(replace(prompt, seed=None))
+
+
+class SeedFixed(ToySession):
+    def _start(self, prompt: TokenPrompt) -> Any:
+        return super()._start(replace(prompt, seed=7))
+
+
+class Cloning(ToySession):
+    def _start(self, prompt: TokenPrompt) -> Any:
+        return super()._start(replace(prompt, seed=7 if prompt.seed is None else prompt.seed))
+
+
+@dataclass(slots=True)
+class Planted(Toy):
+    """The toy with a session of this file."""
+
+    session: Callable[[Toy, Model], BaseInferenceSession] = ToySession
+
+    def build(self, model: Model) -> BaseInferenceSession:
+        return self.session(self, model)
+
+
+PROSE = evalution.Perplexity(data=ROWS, name="prose", text="text")
+QUESTIONS = evalution.MultipleChoice(
+    data=ROWS, name="questions", prompt="text", choices="choices", target="right"
+)
+
+
+def measure(
+    session: Callable[[Toy, Model], BaseInferenceSession], suite: SuiteDeclaration = PROSE
+) -> NoiseResult:
+    lane = EngineAndModel(Planted(session=session), Model("toy"))
+    return measure_noise(lane, [suite])
+
+
+@pytest.mark.parametrize(
+    ("session", "verdicts"),
+    [
+        (ToySession, ["deterministic"]),
+        (BatchDependent, ["batch-variant"]),
+        (RandomInBatch, ["batch-variant"]),
+        (OrderDependent, ["order-variant"]),
+        (StaleCache, ["cache-variant"]),
+        (NewEachTime, ["restart-variant"]),
+        (Random, ["run-to-run noise"]),
+        (SeedIgnoring, ["deterministic", "seed ignored"]),
+        (SeedFixed, ["deterministic", "seed ignored", "samples cloned"]),
+        (Cloning, ["deterministic", "samples cloned"]),
+    ],
+)
+def test_each_cause_of_noise_is_found_and_no_other(session: Any, verdicts: list[str]) -> None:
+    assert measure(session).verdicts == verdicts
