@@ -43,7 +43,7 @@ def draw_pass(draw: random.Random, noise: Callable[[random.Random], float], rows
 
 def draw_sampling(draw: random.Random, *, is_exact: bool) -> Sampling:
     """Honest samples of prompts with little and much entropy; noise parts one text in ten."""
-    prompts, samples, kept, other, cloned = 16, 4, 0, 0, 0
+    prompts, samples, same, other, kept, cloned = 16, 4, 0, 0, 0, 0
     first_logprobs: list[float] = []
     for _ in range(prompts):
         peak = draw.uniform(0.05, 0.999)
@@ -51,12 +51,12 @@ def draw_sampling(draw: random.Random, *, is_exact: bool) -> Sampling:
         sums = list(accumulate(weights))
         texts = draw.choices(range(50), cum_weights=sums, k=samples)
         first_logprobs.append(math.log(weights[texts[0]] / sums[-1]))
-        kept += is_exact or draw.random() < 0.9
-        other += texts[0] == texts[1]
+        is_same, is_fixed = is_exact or draw.random() < 0.9, texts[0] == texts[1]
+        same, other, kept = same + is_same, other + is_fixed, kept + (is_same and not is_fixed)
         cloned += len(set(texts)) == 1
     total = math.fsum(first_logprobs)
     chances = (math.exp(total), math.exp((samples - 1) * total))
-    return Sampling(prompts, samples, kept, other, chances[0], cloned, chances[1])
+    return Sampling(prompts, samples, same, other, kept, chances[0], cloned, chances[1])
 
 
 def draw_verdicts(draw: random.Random, kind: str, rows: int) -> list[str]:

@@ -39,6 +39,7 @@ FIRST_STEPS = {
     "show": ("evalution.cli.show.read_run", ["out"]),
     "compare": ("evalution.runs.reader.read_run", ["one", "two"]),
     "parity": ("evalution.cli.parity.load_spec", ["spec.yaml"]),
+    "noise": ("evalution.cli.noise.load_spec", ["spec.yaml"]),
     "report": ("evalution.report.page.read_folders", ["out"]),
     "engines": ("evalution.cli.listings.ENGINES.names", []),
     "suites": ("evalution.cli.listings.available_suites", []),

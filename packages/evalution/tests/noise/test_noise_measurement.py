@@ -148,3 +148,43 @@ def measure(
 )
 def test_each_cause_of_noise_is_found_and_no_other(session: Any, verdicts: list[str]) -> None:
     assert measure(session).verdicts == verdicts
+
+
+def test_result_is_shown_and_read_back(tmp_path: Path) -> None:
+    found = measure(RandomInBatch, QUESTIONS)
+    batch = next(each for each in found.conditions if each.name == "batch")
+    assert batch.differences.flips > 0
+    assert batch.differences.changed == 1.0
+    assert batch.share == 1.0
+    assert found.repeat_share == 0.0
+    assert (found.rows, found.requests, found.questions) == (6, 12, 6)
+    write_noise(found, tmp_path)
+    assert read_noise(tmp_path) == found
+    terminal = Console(width=120)
+    with terminal.capture() as capture:
+        terminal.print(make_noise_table(found, width=120))
+    assert f"{batch.differences.flips}/6" in capture.get()
+    assert list(list_headings(found))[1] == "asked:  12 requests of 6 rows in each pass"
+    first, samples = list_verdicts(found)
+    assert first.startswith("batch-variant: what is computed at the same time moves the numbers by")
+    assert samples == "samples: 6 of 6 came again with the same seed, 0 with another; 0 of 6 " + (
+        "prompts gave 4 equal samples"
+    )
+
+
+def test_batches_can_not_be_judged_where_the_order_counts() -> None:
+    found = measure(OrderDependent)
+    assert "it changes the order of requests too" in "\n".join(list_remarks(found))
+
+
+def test_rows_that_fail_are_left_out() -> None:
+    long = {"text": "long", "choices": [" an", " an" * 100], "right": 0}
+    some, every = (
+        evalution.MultipleChoice(data=rows, prompt="text", choices="choices", target="right")
+        for rows in ([*ROWS[:1], long], [long])
+    )
+    found = measure(ToySession, some)
+    assert (found.rows, found.requests, found.verdicts) == (1, 2, ["deterministic"])
+    assert found.notes[0].startswith("rows left out, as a request of them failed: 1; ")
+    with pytest.raises(ConfigurationError, match=r"every row failed, so .* run the spec by"):
+        measure(ToySession, every)

@@ -19,6 +19,7 @@ from evalution.cli.doctor import doctor
 from evalution.cli.errors import EXIT_FAILED, report_errors
 from evalution.cli.extensions import add_commands
 from evalution.cli.listings import engines, suites
+from evalution.cli.noise import noise
 from evalution.cli.options import (
     HELP_OPTIONS,
     DebugOption,
@@ -27,7 +28,6 @@ from evalution.cli.options import (
     SpecArgument,
     write_text,
 )
-from evalution.cli.noise import noise
 from evalution.cli.parity import parity
 from evalution.cli.run import run
 from evalution.cli.show import show

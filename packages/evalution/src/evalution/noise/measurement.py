@@ -6,6 +6,7 @@ import math
 import random
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from itertools import count
@@ -128,8 +129,9 @@ class _Caller:
         for number, suite in enumerate(self.suites):
             # The key of `collect` is a pair, and the suite of a call is known.
             pairs = [(key[1:], request) for key, request in asked if key[0] == number]
-            records = collect(self.session, suite, pairs, lambda *_: None) if pairs else {}
-            found |= {(number, *key): record for key, record in records.items()}
+            if pairs:
+                answers = collect(self.session, suite, pairs, _ignore)
+                found |= {(number, *key): record for key, record in answers.items()}
         return found
 
     def ask_alone(self, asked: Asked, *, is_cold: bool = False) -> Pass:
@@ -157,6 +159,10 @@ class _Caller:
             shares = [asked[at::_LANES] for at in range(_LANES)]
             passes = list(threads.map(self.ask_alone, shares))
         return {key: record for each in passes for key, record in each.items()}
+
+
+def _ignore(key: object, record: object) -> None:
+    pass
 
 
 class _Measurement:
@@ -226,7 +232,7 @@ class _Measurement:
             timings=timings,
         )
 
-    def _open(self) -> Any:
+    def _open(self) -> AbstractContextManager[SessionHolder]:
         self._record = {}
         return open_side(self._lane, self._progress, self._record, isolate=self._isolate)
 
@@ -327,7 +333,7 @@ class _Sampler:
         clones = [self._sample([request] * _SAMPLES) for request in requests]
         cloned = sum(len({_read_ids(text) for text in texts}) == 1 for texts in clones)
         chance = _find_chance([texts[0] for texts in clones], _SAMPLES - 1)
-        found = Sampling(len(prompts), _SAMPLES, None, None, None, cloned, chance)
+        found = Sampling(len(prompts), _SAMPLES, None, None, None, None, cloned, chance)
         if Capability.SEED not in capabilities:
             return found
         # A seed of its own for each prompt: with one for all, their draws would not be independent.
@@ -335,10 +341,13 @@ class _Sampler:
             [self._sample([replace(r, seed=seed + at)])[0] for at, r in enumerate(requests)]
             for seed in (0, 0, len(requests))
         )
+        is_same = list(map(_has_same_ids, first, again))
+        is_fixed = list(map(_has_same_ids, first, other))
         return replace(
             found,
-            same_seed=sum(map(_has_same_ids, first, again)),
-            other_seed=sum(map(_has_same_ids, first, other)),
+            same_seed=sum(is_same),
+            other_seed=sum(is_fixed),
+            kept=sum(same > fixed for same, fixed in zip(is_same, is_fixed, strict=True)),
             other_seed_chance=_find_chance(first, 1),
         )
 

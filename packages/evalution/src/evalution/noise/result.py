@@ -25,7 +25,7 @@ CONDITIONS: Mapping[str, str] = MappingProxyType(
         "restart": "restart-variant",
     }
 )
-"""What is changed, and the verdict on an engine whose numbers it changes."""
+"""Conditions, and the verdict on an engine whose numbers it changes."""
 DETERMINISTIC, RANDOM, UNDECIDED = "deterministic", "run-to-run noise", "undecided"
 SEED_IGNORED, CLONED = "seed ignored", "samples cloned"
 
@@ -75,15 +75,17 @@ class Sampling:
     """Sampled texts of `prompts` prompts.
 
     `same_seed` texts came again with the same seed, and `other_seed` came with another one too;
-    None for an engine without seeds. Of `cloned` prompts all `samples`, asked at once without a
-    seed, were the same. The chances are those by which independent samples of all prompts were the
-    same as the first ones; None without log-probabilities.
+    `kept` of those that another one changes came again. None for an engine without seeds. Of
+    `cloned` prompts all `samples`, asked at once without a seed, were the same. The chances are
+    those by which independent samples of all prompts were the same as the first ones; None without
+    log-probabilities.
     """
 
     prompts: int
     samples: int
     same_seed: int | None
     other_seed: int | None
+    kept: int | None
     other_seed_chance: float | None
     cloned: int
     cloned_chance: float | None

@@ -32,12 +32,14 @@ Matrix = Sequence[Sequence[float]]
 _PARTED = 1.0
 """Added to the distance of two answers whose texts differ, as much as a large difference."""
 _FARTHEST = 1e6
+_PARTING = 0.1
+"""Share of sampled texts that the noise of an honest engine may part."""
 _THETAS = [10 ** (exponent / 20) for exponent in range(-40, 51)]
 
 
 @dataclass(slots=True)
 class _Pair:
-    """What differs between two passes."""
+    """Differences between two passes."""
 
     distances: dict[RowKey, float] = field(default_factory=dict[RowKey, float])
     largest: float = 0.0
@@ -280,15 +282,25 @@ def find_verdicts(
 def _judge_sampling(found: Sampling) -> Iterable[str]:
     """Yield the faults of sampling.
 
-    A seed is ignored if another one changes nothing, where independent samples would differ, or if
-    the same one keeps less than half of the texts that another one changes.
+    A seed is ignored if another one changes nothing, where independent samples would differ. Or of
+    the texts that another one changes, the same one loses more than half, and more than noise would
+    that parts a tenth of all texts (exact binomial test).
     """
-    if found.same_seed is not None and found.other_seed is not None:
-        kept, differing = found.same_seed - found.other_seed, found.prompts - found.other_seed
-        chance = found.other_seed_chance
+    if found.kept is not None and found.other_seed is not None:
+        differing, chance = found.prompts - found.other_seed, found.other_seed_chance
+        lost = differing - found.kept
         is_fixed = not differing and chance is not None and chance <= FAMILY_ERROR
-        if is_fixed or 2 * kept < differing:
+        is_lost = 2 * lost > differing and _find_tail(differing, lost) <= FAMILY_ERROR
+        if is_fixed or is_lost:
             yield SEED_IGNORED
     chance = found.cloned_chance
     if found.cloned == found.prompts and chance is not None and chance <= FAMILY_ERROR:
         yield CLONED
+
+
+def _find_tail(texts: int, least: int) -> float:
+    """Return the chance that noise parts at least so many of the texts."""
+    return math.fsum(
+        math.comb(texts, many) * _PARTING**many * (1 - _PARTING) ** (texts - many)
+        for many in range(least, texts + 1)
+    )

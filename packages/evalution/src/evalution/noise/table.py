@@ -16,7 +16,6 @@ from evalution.noise.result import (
     RANDOM,
     SEED_IGNORED,
     UNDECIDED,
-    Condition,
     Differences,
     NoiseResult,
     Sampling,
@@ -26,10 +25,16 @@ _NARROW = 100
 _SHOWN = ("changed", "largest |Δ|", "RMS Δ", "flips", "texts", "share", "p")
 _SHOWN_NARROW = ("largest |Δ|", "flips", "share")
 _CAUSES = {
-    "order-variant": "The requests before it move an answer's numbers",
-    "cache-variant": "What the caches hold moves the numbers",
-    "batch-variant": "What is computed at the same time moves the numbers",
-    "restart-variant": "A new session gives other numbers",
+    "order-variant": "the requests before it move a request's numbers",
+    "cache-variant": "what the caches hold moves the numbers",
+    "batch-variant": "what is computed at the same time moves the numbers",
+    "restart-variant": "a new session moves the numbers",
+}
+_MEANINGS = {
+    DETERMINISTIC: "no condition changes a digit.",
+    UNDECIDED: "repeats are the same, and too few rows changed under a condition to judge it.",
+    SEED_IGNORED: "the seed of a request doesn't decide its sample.",
+    CLONED: "samples of one prompt are copies of each other.",
 }
 LEGEND = (
     "changed: requests whose answer differs at all; |Δ|: between two log-probabilities of a token, "
@@ -85,7 +90,7 @@ def list_remarks(result: NoiseResult) -> Iterator[str]:
         elif not condition.counts and condition.differences.changed and not result.repeats.changed:
             yield (
                 f"{condition.name}: {condition.differences.rows} of {result.rows} rows changed, "
-                "too few to tell from chance; ask more rows (--limit)"
+                "too few to distinguish from chance; ask more rows (--limit)"
             )
 
 
@@ -98,29 +103,24 @@ def list_verdicts(result: NoiseResult) -> Iterator[str]:
 
 
 def _explain(result: NoiseResult, verdict: str) -> str:
-    match verdict:
-        case str() if verdict == DETERMINISTIC:
-            return "no condition changes a digit."
-        case str() if verdict == RANDOM:
-            return f"the same pass again moves the numbers by up to {_measure(result.repeats)}."
-        case str() if verdict == UNDECIDED:
-            return "repeats are the same, and too few rows changed under a condition to judge it."
-        case str() if verdict == SEED_IGNORED:
-            return "the seed of a request doesn't decide its sample."
-        case str() if verdict == CLONED:
-            return "samples of one prompt are copies of each other."
-        case _:
-            found = [each for each in result.conditions if CONDITIONS[each.name] == verdict]
-            largest = max(filter(_counts, found), key=lambda each: each.differences.largest)
-            return f"{_CAUSES[verdict]} by up to {_measure(largest.differences)}."
-
-
-def _counts(condition: Condition) -> bool:
-    return condition.counts
+    if verdict in _MEANINGS:
+        return _MEANINGS[verdict]
+    if verdict == RANDOM:
+        return f"the same pass again moves the numbers by up to {_measure(result.repeats)}."
+    found = [
+        condition.differences
+        for condition in result.conditions
+        if condition.counts and CONDITIONS[condition.name] == verdict
+    ]
+    largest = max(found, key=lambda differences: differences.largest)
+    return f"{_CAUSES[verdict]} by up to {_measure(largest)}."
 
 
 def _measure(found: Differences) -> str:
-    return f"{format_nats(found.largest)} nats; {found.flips} answers flip, {found.texts} texts part"
+    return (
+        f"{format_nats(found.largest)} nats; answers flipped: {found.flips}, "
+        f"texts parted: {found.texts}"
+    )
 
 
 def _describe_sampling(found: Sampling) -> str:
