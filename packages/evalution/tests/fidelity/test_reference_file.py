@@ -96,7 +96,8 @@ def test_rows_come_back(
             add(rows)
         assert writer.has(window)
         assert not writer.has(replace(window, start=2))
-    ((at, found),) = ReferenceFile(path).read([window])
+    with ReferenceFile(path) as file:
+        ((at, found),) = file.read([window])
     assert at == 0
     if top is not None:
         assert isinstance(found, TopRows)
