@@ -176,6 +176,7 @@ NOT_THERE = [
     (["show", "none"], "there is no run folder none"),
     (["compare", "none", "none"], "there is no run folder none"),
     (["parity", "none.yaml"], "there is no spec file none.yaml"),
+    (["noise", "none.yaml"], "there is no spec file none.yaml"),
     (["report", "none"], "there is no run folder none"),
     (["engines", "none"], "no engine 'none' is installed"),
     (["engines", "none:Engine"], "No module named 'none'"),

@@ -13,6 +13,8 @@ from rich.console import Console
 import evalution
 import mutants as _mutants  # noqa: F401 - registers the faults
 from evalution.noise import NoiseResult, measure_noise, read_noise, write_noise
+from evalution.noise.result import Condition
+from evalution.noise.statistics import find_verdicts
 from evalution.noise.table import list_headings, list_remarks, list_verdicts, make_noise_table
 from evalution.runs.preflight import EngineAndModel
 from evalution.suites.suite import SuiteDeclaration
@@ -174,7 +176,25 @@ def test_result_is_shown_and_read_back(tmp_path: Path) -> None:
 
 def test_batches_can_not_be_judged_where_the_order_counts() -> None:
     found = measure(OrderDependent)
-    assert "it changes the order of requests too" in "\n".join(list_remarks(found))
+    parted = replace(found.conditions[0].differences, changed=1.0)
+    conditions = [Condition(name, parted, 0.0) for name in ("order", "batch")]
+    verdicts = find_verdicts(found.repeats, conditions, None)
+    assert verdicts == ["order-variant"]
+    (remark,) = list_remarks(replace(found, conditions=conditions, verdicts=verdicts))
+    assert remark.startswith("batch: it changes the order of requests too")
+
+
+def test_change_of_too_few_rows_is_left_undecided() -> None:
+    found = measure(ToySession)
+    one = replace(found.conditions[2].differences, changed=0.1, rows=1)
+    conditions = [Condition("batch", one, 0.06)]
+    verdicts = find_verdicts(found.repeats, conditions, None)
+    assert verdicts == ["undecided"]
+    shown = replace(found, conditions=conditions, verdicts=verdicts)
+    assert list(list_remarks(shown)) == [
+        "batch: 1 of 6 rows changed, too few to distinguish from chance; ask more rows (--limit)"
+    ]
+    assert next(list_verdicts(shown)).startswith("undecided: repeats are the same, and too few")
 
 
 def test_rows_that_fail_are_left_out() -> None:
