@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from evalution.noise.statistics import PassComparison, bound_chance
+from evalution.noise.result import Sampling
+from evalution.noise.statistics import PassComparison, bound_chance, find_verdicts
 from evalution.parity.agreement import Generated, Scored
 
 sys.path.insert(0, str(Path(__file__).parents[4] / "tools"))
@@ -48,6 +49,23 @@ def test_texts_are_compared_up_to_where_they_part() -> None:
     found, square = PassComparison([base, base], [changed], set()).summarize_changes()
     assert (found.largest, found.texts, found.rows, found.changed) == (0.5, 1, 1, 0.5)
     assert square == 0.125  # of two log-probabilities
+
+
+@pytest.mark.parametrize(
+    ("sampling", "verdicts"),
+    [
+        (Sampling(16, 4, 16, 0, 16, 1e-50, 0, 1e-150), []),
+        (Sampling(16, 4, 13, 12, 1, 1e-2, 5, 1e-4), []),  # three of four changed by noise
+        (Sampling(16, 4, 4, 4, 0, 1e-50, 0, 1e-150), ["seed ignored"]),
+        (Sampling(16, 4, 16, 16, 0, 1e-3, 16, 1e-9), ["samples cloned"]),
+        (Sampling(16, 4, 16, 16, 0, 1e-1, 16, 1e-3), []),  # a model that is nearly certain
+        (Sampling(16, 4, 16, 16, 0, None, 16, None), []),
+        (Sampling(16, 4, None, None, None, None, 16, 1e-9), ["samples cloned"]),
+    ],
+)
+def test_samples_are_judged_by_their_own_chance(sampling: Sampling, verdicts: list[str]) -> None:
+    same, _ = PassComparison([{}, {}], [{}], set()).summarize_repeats()
+    assert find_verdicts(same, [], sampling) == ["deterministic", *verdicts]
 
 
 @pytest.mark.parametrize("kind", noise_alarms.KINDS)
