@@ -230,13 +230,14 @@ def test_live_sessions_give_the_same_and_stay_open(other: Callable[[str], Model]
 
 @pytest.mark.parametrize("is_reference", [True, False])
 def test_live_session_has_no_control_and_keeps_nothing(is_reference: bool, tmp_path: Path) -> None:
-    lanes: list[Any] = [EXACT, drift(noise=0.01)]
-    with lanes[0 if is_reference else 1].engine.build(TINY) as session:
-        lanes[0 if is_reference else 1] = LiveSession(session, Model(str(tmp_path)))
-        found = measure_fidelity(*lanes, [PROSE], FidelityOptions(window=64, limit=2))
+    lane = drift(noise=0.01)
+    with lane.engine.build(TINY) as session:
+        live = LiveSession(session, Model(str(tmp_path)))
+        reference, candidate = (live, EXACT) if is_reference else (EXACT, live)
+        found = measure_fidelity(reference, candidate, [PROSE], FidelityOptions(window=64, limit=2))
         assert (found.control, found.notes) == (None, [])
         with pytest.raises(ConfigurationError, match="live session's weights may change, so what"):
-            measure_fidelity(*lanes, [PROSE], FidelityOptions(output=tmp_path))
+            measure_fidelity(reference, candidate, [PROSE], FidelityOptions(output=tmp_path))
 
 
 def test_side_without_rows_gives_a_lower_bound() -> None:
