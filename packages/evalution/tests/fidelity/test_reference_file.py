@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 import sqlite3
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -64,7 +65,7 @@ def read_all(path: Path, *windows: Window) -> list[Any]:
 
 
 def dump(path: Path) -> list[str]:
-    with sqlite3.connect(path) as connection:
+    with closing(sqlite3.connect(path)) as connection:
         return list(connection.iterdump())
 
 
@@ -95,7 +96,8 @@ def test_rows_come_back(
             add(rows)
         assert writer.has(window)
         assert not writer.has(replace(window, start=2))
-    ((at, found),) = ReferenceFile(path).read([window])
+    with ReferenceFile(path) as file:
+        ((at, found),) = file.read([window])
     assert at == 0
     if top is not None:
         assert isinstance(found, TopRows)
