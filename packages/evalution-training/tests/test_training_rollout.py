@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from copy import deepcopy
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 pytestmark = pytest.mark.wide
@@ -30,6 +31,8 @@ from evalution_core import (  # noqa: E402
     Model,
 )
 from evalution_core.builtins import builtin_path  # noqa: E402
+from evalution_enginekit import TokenSpan  # noqa: E402
+from evalution_enginekit.distributions import Rows, log_softmax_rows  # noqa: E402
 from evalution_reference import Reference  # noqa: E402
 from evalution_training.rollout import RolloutCheck, RolloutResult  # noqa: E402
 from evalution_transformers.session import TransformersSession  # noqa: E402
@@ -82,6 +85,15 @@ class _Tops(TransformersSession):
     @property
     def capabilities(self) -> frozenset[Capability]:
         return super().capabilities - {Capability.DISTRIBUTIONS}
+
+
+class _Cut(TransformersSession):
+    """A server whose distributions are cut to the 500 likeliest tokens."""
+
+    def _compute_rows(self, spans: Sequence[TokenSpan]) -> Iterator[Rows]:
+        for rows in super()._compute_rows(spans):
+            least = np.sort(rows, axis=1)[:, -500:-499]
+            yield log_softmax_rows(np.where(rows >= least, rows, np.float32(-np.inf)))
 
 
 class _Cold(TransformersSession):
@@ -199,6 +211,18 @@ def test_other_weights_are_unexplained(model: Any, tokenizer: Any, serve: Serve)
     found = check(model, tokenizer, serve(other))
     assert (found.verdict, found.causes) == ("unexplained", [])
     assert found.detail == "no known cause explains it"
+
+
+def test_server_that_excludes_tokens_is_not_in_sync(
+    model: Any, tokenizer: Any, serve: Serve, tmp_path: Path
+) -> None:
+    session = serve(model)
+    session.__class__ = _Cut
+    found = check(model, tokenizer, session, output=tmp_path / "lines.jsonl")
+    assert found.verdict == "unexplained"
+    assert found.detail == "the server excludes tokens, as top_p and top_k do"
+    (line,) = (tmp_path / "lines.jsonl").read_text(encoding="utf-8").splitlines()
+    assert json.loads(line)["kl"]["value"] is None
 
 
 def test_distance_of_the_size_of_rounding_is_unexplained_with_its_size(

@@ -19,7 +19,7 @@ from evalution.fidelity.measurement import FidelityOptions, measure_fidelity
 from evalution.fidelity.requests import Window
 from evalution.fidelity.result import FidelityResult
 from evalution.fidelity.sides import LiveSession
-from evalution.runs.preflight import EngineAndModel
+from evalution.runs.preflight import EngineAndModel, check_engine, check_model
 from evalution.suites.suite import SuiteDeclaration
 from evalution_core import BaseEngine, BaseInferenceSession, ConfigurationError, Model
 from evalution_training.rollout_causes import Cause, Distance, Fingerprint
@@ -89,7 +89,7 @@ class RolloutCheck:
         options: `window`, `top` and `limit` count.
 
     Raises:
-        ConfigurationError: a number is out of its range.
+        ConfigurationError: a number is out of its range, or the engine or its model is wrong.
     """
 
     def __init__(
@@ -112,6 +112,8 @@ class RolloutCheck:
             raise ConfigurationError(f"temperature must be a number above 0, got {temperature}")
         if samples < 0:
             raise ConfigurationError(f"samples must be a number of tokens from 0, got {samples}")
+        if isinstance(rollout, EngineAndModel):
+            check_model(rollout.model, check_engine(rollout.engine))
         self._training = TrainingSide(engine, handles, model)
         self._rollout = rollout
         if isinstance(tests, str):
@@ -141,16 +143,16 @@ class RolloutCheck:
             current = _sample_fingerprint(compared, "reference_logprob")
             causes: list[Cause] = []
             if distance.kl <= tolerance:
-                detail = f"{distance.kl:.2g} nats of at most {tolerance:.2g}"
-                verdict = IN_SYNC
+                verdict, detail = IN_SYNC, f"{distance.kl:.2g} nats of at most {tolerance:.2g}"
                 if samples is not None and samples.has_wrong_temperature:
                     causes = [Cause("temperature", samples.describe(), distance.kl)]
+            elif math.isinf(distance.kl):
+                verdict, detail = UNEXPLAINED, "the server excludes tokens, as top_p and top_k do"
             else:
+                verdict = UNEXPLAINED
                 found = _sample_fingerprint(compared, "logprob")
                 causes = distance.find_causes(current, found, self._fingerprints)
-                verdict, detail = UNEXPLAINED, ""
-                if not causes:
-                    causes, detail = distance.weigh_rounding()
+                causes, detail = (causes, "") if causes else distance.weigh_rounding()
         if causes:
             verdict, detail = causes[0].name, causes[0].detail
         self._fingerprints[step] = current
@@ -190,12 +192,13 @@ class RolloutCheck:
         fidelity: FidelityResult,
         compared: Sequence[tuple[Window, WindowComparison]],
     ) -> Distance:
+        found = fidelity.overall.candidate.divergence
         return Distance(
             self._training,
             open_rows(rollout.session, self._options.top),
             [window for window, found in compared if found.figures is not None],
             self._options.top,
-            fidelity.overall.candidate.divergence.kl.value,
+            math.inf if found.infinite else found.kl.value,
         )
 
     def _find_tolerance(self, windows: Sequence[Window]) -> float:
