@@ -56,6 +56,7 @@ class RolloutResult:
             "verdict": self.verdict,
             "detail": self.detail,
             "positions": found.positions,
+            "infinite": found.infinite,
             "is_lower_bound": found.is_lower_bound,
             "kl": _replace_infinity(asdict(found.kl)),
             "reverse_kl": _replace_infinity(asdict(found.reverse_kl)),
