@@ -28,7 +28,7 @@ ARROWS = {
     "evalution_lm_eval": (CORE, KIT, RUNNER),
     "evalution_openvino": (CORE, KIT, TRANSFORMERS),
     "evalution_ray": (CORE, RUNNER),
-    "evalution_training": (CORE,),
+    "evalution_training": (CORE, RUNNER),
 }
 
 # The runner's modules that other members may import; the table "Modules for bridges" in its README
@@ -38,6 +38,12 @@ RUNNER_MODULES = (
     "evalution.cli.errors",
     "evalution.engines",
     "evalution.error_boundary",
+    "evalution.fidelity.divergence",
+    "evalution.fidelity.lockstep",
+    "evalution.fidelity.measurement",
+    "evalution.fidelity.requests",
+    "evalution.fidelity.result",
+    "evalution.fidelity.sides",
     "evalution.redaction",
     "evalution.replicas",
     "evalution.results",

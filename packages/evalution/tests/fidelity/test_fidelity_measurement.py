@@ -11,6 +11,7 @@ import pytest
 import evalution
 from evalution.fidelity.measurement import FidelityOptions, measure_fidelity
 from evalution.fidelity.result import FidelityResult
+from evalution.fidelity.sides import LiveSession
 from evalution.fidelity.table import make_fidelity_table
 from evalution.fidelity.wording import describe_result
 from evalution.runs.preflight import EngineAndModel
@@ -202,6 +203,41 @@ def test_given_control_that_cannot_be_loaded_ends_the_measurement(
 ) -> None:
     with pytest.raises(ConfigurationError, match="can't load what is unloadable"):
         measure(drift(noise=0.1), control=drift(other("unloadable")))
+
+
+def test_live_sessions_give_the_same_and_stay_open(other: Callable[[str], Model]) -> None:
+    seen: list[int] = []
+    candidate = drift(other("quantised"), noise=0.01)
+    expected = measure(candidate, seeks_control=False)
+    with (
+        EXACT.engine.build(TINY) as reference,
+        candidate.engine.build(candidate.model) as session,
+    ):
+        found = measure_fidelity(
+            LiveSession(reference),
+            LiveSession(session, candidate.model, candidate.engine),
+            [PROSE],
+            FidelityOptions(
+                window=64, observe=lambda window, _: seen.append(len(window.scored_ids))
+            ),
+        )
+        assert reference.tokenizer is not None, "it is still open"
+    assert found.overall == expected.overall
+    assert found.candidate.engine["name"] == "Drifting"
+    assert found.reference.engine["session"].endswith(":ReferenceSession")
+    assert sum(seen) == found.overall.candidate.divergence.positions
+
+
+@pytest.mark.parametrize("is_reference", [True, False])
+def test_live_session_has_no_control_and_keeps_nothing(is_reference: bool, tmp_path: Path) -> None:
+    lane = drift(noise=0.01)
+    with lane.engine.build(TINY) as session:
+        live = LiveSession(session, Model(str(tmp_path)))
+        reference, candidate = (live, EXACT) if is_reference else (EXACT, live)
+        found = measure_fidelity(reference, candidate, [PROSE], FidelityOptions(window=64, limit=2))
+        assert (found.control, found.notes) == (None, [])
+        with pytest.raises(ConfigurationError, match="live session's weights may change, so what"):
+            measure_fidelity(reference, candidate, [PROSE], FidelityOptions(output=tmp_path))
 
 
 def test_side_without_rows_gives_a_lower_bound() -> None:

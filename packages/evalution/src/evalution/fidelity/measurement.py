@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from functools import partial
@@ -13,9 +13,22 @@ from typing import Any
 from evalution.error_boundary import wrap_errors
 from evalution.fidelity.comparisons import ComparisonJournal
 from evalution.fidelity.lockstep import RowSource, WindowComparison, compare_windows
-from evalution.fidelity.requests import FREE_STEPS, PreparedSuite, list_prompts, prepare_suite
+from evalution.fidelity.requests import (
+    FREE_STEPS,
+    PreparedSuite,
+    Window,
+    list_prompts,
+    prepare_suite,
+)
 from evalution.fidelity.result import FidelityResult, Side
-from evalution.fidelity.sides import LiveSide, OpenSide, open_live, open_recorded
+from evalution.fidelity.sides import (
+    Lane,
+    LiveSession,
+    LiveSide,
+    OpenSide,
+    open_live,
+    open_recorded,
+)
 from evalution.fidelity.summary import ArmRecord, list_worst, summarize
 from evalution.parity.check import read_info
 from evalution.progress import Progress
@@ -54,7 +67,8 @@ class FidelityOptions:
     """Options of a measurement; `window` and `top` as in its result.
 
     Without `output` nothing is kept, and a measurement that was ended begins again. `control` is
-    looked for by itself unless one is given, or `seeks_control` is False.
+    looked for by itself unless one is given, or `seeks_control` is False. `observe` gets each
+    window of the candidate with its comparison.
     """
 
     window: int | None = None
@@ -64,11 +78,12 @@ class FidelityOptions:
     control: EngineAndModel | None = None
     seeks_control: bool = True
     isolate: bool = False
+    observe: Callable[[Window, WindowComparison], None] | None = None
 
 
 def measure_fidelity(
-    reference: EngineAndModel | Path,
-    candidate: EngineAndModel,
+    reference: Lane | Path,
+    candidate: Lane,
     tests: Sequence[SuiteDeclaration],
     options: FidelityOptions | None = None,
     *,
@@ -78,7 +93,7 @@ def measure_fidelity(
 
     Both models are loaded at once and read in lockstep, a block of rows at a time. Then the
     control, which is the reference's model on the candidate's engine, takes the candidate's place.
-    A reference that is a path is a file of `record_reference`.
+    A reference that is a path is a file of `record_reference`. A `LiveSession` is left open.
 
     Raises:
         ConfigurationError: an option, a row or a model is wrong, the sides' tokenizers or
@@ -92,6 +107,8 @@ def measure_fidelity(
     for lane in lanes:
         if isinstance(lane, EngineAndModel):
             check_model(lane.model, check_engine(lane.engine))
+        elif isinstance(lane, LiveSession):
+            options = _check_live(options)
     started, before = datetime.now(UTC).isoformat(timespec="seconds"), perf_counter()
     opening = (
         open_recorded(reference)
@@ -103,6 +120,20 @@ def measure_fidelity(
         measurement.run(candidate)
         timings = {"started": started, "total_s": round(perf_counter() - before, 3)}
         return measurement.make_result(timings)
+
+
+def _check_live(options: FidelityOptions) -> FidelityOptions:
+    """Return the options of a measurement of a live session, whose weights can't be loaded again.
+
+    Raises:
+        ConfigurationError: its figures are to be kept.
+    """
+    if options.output is not None:
+        raise ConfigurationError(
+            "a live session's weights may change, so what was compared can't be taken up again: "
+            "leave out output, and write the result"
+        )
+    return replace(options, seeks_control=False)
 
 
 @dataclass(slots=True)
@@ -143,7 +174,7 @@ class _Measurement:
         self._window = 0
         self._prepared: list[PreparedSuite] = []
 
-    def run(self, candidate: EngineAndModel) -> None:
+    def run(self, candidate: Lane) -> None:
         """Measure the candidate, and then the control, while the reference stays loaded."""
         self._run_arm("candidate", candidate)
         given = self._options.control
@@ -180,9 +211,11 @@ class _Measurement:
             timings=timings,
         )
 
-    def _find_control(self, candidate: EngineAndModel) -> EngineAndModel | None:
+    def _find_control(self, candidate: Lane) -> EngineAndModel | None:
         """Return the reference's model on the candidate's engine, where that is neither of both."""
-        if not self._options.seeks_control or self._reference.has_engine(candidate):
+        if not self._options.seeks_control or isinstance(candidate, LiveSession):
+            return None
+        if self._reference.has_engine(candidate):
             return None
         model = replace(self._reference.model, label=None)
         if model == replace(candidate.model, label=None):
@@ -191,7 +224,7 @@ class _Measurement:
 
     # one arm
 
-    def _run_arm(self, name: str, lane: EngineAndModel) -> None:
+    def _run_arm(self, name: str, lane: Lane) -> None:
         with open_live(lane, self._progress, isolate=self._options.isolate) as side:
             self._check_sides(side)
             for section, each in (("reference", self._reference), (name, side)):
@@ -268,6 +301,8 @@ class _Measurement:
         for at, comparison in zip(missing, compared, strict=True):
             self._journal.record_window(arm, suite.name, windows[at], comparison)
             found[at] = comparison
+            if self._options.observe is not None and arm == "candidate":
+                self._options.observe(windows[at], comparison)
             failed += [comparison.failure] if comparison.failure else []
             done += 1
             self._progress.sample_finished(done, len(failed), None)

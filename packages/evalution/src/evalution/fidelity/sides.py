@@ -5,10 +5,12 @@ from __future__ import annotations
 import json
 from collections.abc import Generator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 from hashlib import sha256
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeAlias
 
+from evalution.environment import make_engine_record
 from evalution.error_boundary import wrap_errors
 from evalution.fidelity.lockstep import RowSource, open_rows
 from evalution.fidelity.reference_file import ReferenceFile
@@ -20,11 +22,28 @@ from evalution.runs.run_identity import declare_run
 from evalution.runs.session import SessionHolder
 from evalution.suites.suite import AnySuite
 from evalution.user_input import parse_path, path_errors
-from evalution_core import BaseInferenceSession, Model, TextCodec
+from evalution_core import BaseEngine, BaseInferenceSession, Model, TextCodec
 from evalution_core.builtins import PREFIX
 
 _PROBE = "The naïve fox paid 1,024 €\n\tin «été»: 日本語 🙂 <s></s>  x=y_z;"
 _WEIGHTS = (".safetensors", ".gguf", ".bin", ".pt")
+
+
+@dataclass(frozen=True, slots=True)
+class LiveSession:
+    """A session that is open already, and stays open.
+
+    `model` and `engine` are as the result names them. Its weights may be of this process alone, so
+    no control is looked for beside it.
+    """
+
+    session: BaseInferenceSession
+    model: Model = field(default_factory=Model)
+    engine: BaseEngine | None = None
+
+
+Lane: TypeAlias = EngineAndModel | LiveSession
+"""A model that is loaded for the measurement, or a session that is open already."""
 
 
 class OpenSide(Protocol):
@@ -72,7 +91,7 @@ class LiveSide:
 
     top = None
 
-    def __init__(self, lane: EngineAndModel, holder: SessionHolder, engine: dict[str, Any]):
+    def __init__(self, lane: Lane, holder: SessionHolder, engine: dict[str, Any]):
         self._lane = lane
         self._holder = holder
         self._engine = engine
@@ -84,6 +103,8 @@ class LiveSide:
         self.longest = read_info(self.session).max_model_len
 
     def has_engine(self, lane: EngineAndModel) -> bool:
+        if self._lane.engine is None:
+            return False
         kind = type(self._lane.engine)
         return kind is type(lane.engine) and self._lane.engine.to_dict() == lane.engine.to_dict()
 
@@ -135,9 +156,15 @@ class RecordedSide:
 
 
 @contextmanager
-def open_live(lane: EngineAndModel, progress: Progress, *, isolate: bool) -> Generator[LiveSide]:
-    """Load the model, and free it at the end."""
+def open_live(lane: Lane, progress: Progress, *, isolate: bool) -> Generator[LiveSide]:
+    """Load the model, and free it at the end; a live session is taken as it is, and left open."""
     engine: dict[str, Any] = {}
+    if isinstance(lane, LiveSession):
+        engine = make_engine_record(lane.engine, lane.session)
+        holder = SessionHolder(lane.engine, lane.model, lane.session, engine, isolate=False)
+        holder.open(progress)
+        yield LiveSide(lane, holder, engine)
+        return
     with open_side(lane, progress, engine, isolate=isolate) as holder:
         yield LiveSide(lane, holder, engine)
 
