@@ -89,7 +89,8 @@ def score(session: BaseInferenceSession, windows: Sequence[Window]) -> None:
 
 def compare(sessions: Sequence[BaseInferenceSession], windows: Sequence[Window]) -> None:
     """Compare the windows; raises where one has failed."""
-    for found in compare_windows(*map(SessionRows, sessions), windows):
+    reference, side = map(SessionRows, sessions)
+    for found in compare_windows(reference, side, windows):
         if found.figures is None:
             raise RuntimeError(found.failure)
 

@@ -101,7 +101,7 @@ class _Cold(TransformersSession):
     """A server that samples at a temperature of 0.8, whatever is asked for."""
 
     def generate(
-        self, requests: list[GenerationRequest], *, batch_size: int | None = None
+        self, requests: Sequence[GenerationRequest], *, batch_size: int | None = None
     ) -> list[GenerationOutput]:
         changed = [replace(request, temperature=0.8) for request in requests]
         return super().generate(changed, batch_size=batch_size)

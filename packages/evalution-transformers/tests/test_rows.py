@@ -18,7 +18,7 @@ from evalution_enginekit import TokenSpan, distributions
 from evalution_reference import Reference
 from evalution_transformers import Transformers, TransformersCompat
 from evalution_transformers.probe import probe_architecture
-from evalution_transformers.score import Scorer
+from evalution_transformers.scoring_passes import Scorer
 from evalution_transformers.session import make_scorer
 
 VOCAB, WINDOW = 97, 128
@@ -177,14 +177,15 @@ def test_rows_are_the_oracles_and_hold_the_scores(engine: type[TransformersCompa
         rolled = session.loglikelihood_rolling(
             [RollingLoglikelihoodRequest(text) for text in TEXTS]
         )
-        ids = [[*session.tokenizer.leading_ids[:1], *output.token_ids] for output in rolled]
+        scored = [(list(o.token_ids or ()), list(o.token_logprobs or ())) for o in rolled]
+        ids = [[*session.tokenizer.leading_ids[:1], *token_ids] for token_ids, _ in scored]
         requests = [DistributionRequest(found) for found in ids]
         found = read_rows(session, requests)
-    for rows, output, one in zip(found, rolled, ids, strict=True):
+    for rows, (token_ids, logprobs), one in zip(found, scored, ids, strict=True):
         np.testing.assert_allclose(np.exp(rows).sum(axis=-1), 1, atol=1e-5)
-        offset = len(one) - len(output.token_ids)
+        offset = len(one) - len(token_ids)
         chosen = rows[np.arange(len(one) - 1), one[1:]][1 - offset :]
-        assert chosen == pytest.approx(output.token_logprobs[1 - offset :], abs=1e-5)
+        assert chosen == pytest.approx(logprobs[1 - offset :], abs=1e-5)
     with Reference(dtype="float64").build(TINY) as oracle:
         right = read_rows(oracle, requests)
     for rows, expected in zip(found, right, strict=True):

@@ -13,7 +13,7 @@ from evalution_enginekit import TokenScore, TokenSpan, plan_scoring
 from evalution_transformers.forward import _score_targets
 from evalution_transformers.generate import rank_logprobs
 from evalution_transformers.probe import probe_architecture
-from evalution_transformers.score import Scorer
+from evalution_transformers.scoring_passes import Scorer
 from evalution_transformers.session import make_scorer
 
 VOCAB, WINDOW = 97, 128
