@@ -16,7 +16,7 @@ from evalution_reference import Reference
 from evalution_transformers import Transformers
 
 PROSE = Perplexity(data="builtin:tiny/prose", text="text", max_rows=8)
-FLOAT32 = {"dtype": "float32", "device": "cpu"}
+FLOAT32: dict[str, Any] = {"dtype": "float32", "device": "cpu"}
 
 
 def measure(left: EngineAndModel, right: EngineAndModel, **options: Any) -> Any:
