@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable, Iterable
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rich import box
@@ -38,6 +40,30 @@ def make_console(*, stderr: bool = False) -> Console:
     """A console as wide as its terminal, or wide enough for any table where there is none."""
     found = _VerbatimConsole(stderr=stderr)
     return found if found.is_terminal else _VerbatimConsole(stderr=stderr, width=_WIDTH)
+
+
+def print_answer(
+    headings: Iterable[str],
+    make_table: Callable[[int], Table],
+    legend: str,
+    remarks: Iterable[str],
+    answers: Iterable[str],
+    written: Path | None,
+    *,
+    style: str = "bold",
+) -> None:
+    """Print what was compared, a table for the terminal's width, remarks, and the answer last."""
+    terminal = make_console()
+    for line in headings:
+        terminal.print(line, soft_wrap=True)
+    terminal.print(make_table(terminal.width))
+    terminal.print(legend, style="dim", soft_wrap=True)
+    for line in remarks:
+        terminal.print(line, style="yellow", soft_wrap=True)
+    for line in answers:
+        terminal.print(line, style=style, soft_wrap=True)
+    if written is not None:
+        print(f"results: {written}")
 
 
 def make_result_table(result: RunResult, *, width: int = _WIDTH) -> Table:

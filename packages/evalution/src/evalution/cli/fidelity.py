@@ -14,7 +14,7 @@ from evalution.hints import import_extra
 from evalution.progress_bar import make_terminal_progress
 from evalution.results import to_json
 from evalution.runs.preflight import EngineAndModel
-from evalution.table import make_console
+from evalution.table import print_answer
 from evalution.user_input import parse_path, path_errors
 from evalution.yaml_spec.run_spec import Spec, load_spec
 
@@ -177,14 +177,11 @@ def _show(result: FidelityResult, written: Path | None, *, as_json: bool) -> Non
     if as_json:
         print(to_json(result.to_dict(), indent=2))
         return
-    terminal = make_console()
-    for line in table.list_headings(result):
-        terminal.print(line, soft_wrap=True)
-    terminal.print(table.make_fidelity_table(result, width=terminal.width))
-    terminal.print(table.LEGEND, style="dim", soft_wrap=True)
-    for note in result.notes:
-        terminal.print(note, style="yellow", soft_wrap=True)
-    for line in wording.describe_result(result):
-        terminal.print(line, style="bold", soft_wrap=True)
-    if written is not None:
-        print(f"results: {written}")
+    print_answer(
+        table.list_headings(result),
+        lambda width: table.make_fidelity_table(result, width=width),
+        table.LEGEND,
+        result.notes,
+        wording.describe_result(result),
+        written,
+    )

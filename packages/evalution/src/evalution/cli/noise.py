@@ -12,7 +12,7 @@ from evalution.cli.options import DebugOption, JsonOption, SpecArgument
 from evalution.progress_bar import make_terminal_progress
 from evalution.results import to_json
 from evalution.runs.preflight import EngineAndModel
-from evalution.table import make_console
+from evalution.table import print_answer
 from evalution.yaml_spec.run_spec import load_spec
 
 if TYPE_CHECKING:
@@ -51,14 +51,11 @@ def _show(result: NoiseResult, written: Path | None, *, as_json: bool) -> None:
     if as_json:
         print(to_json(result.to_dict(), indent=2))
         return
-    terminal = make_console()
-    for line in table.list_headings(result):
-        terminal.print(line, soft_wrap=True)
-    terminal.print(table.make_noise_table(result, width=terminal.width))
-    terminal.print(table.LEGEND, style="dim", soft_wrap=True)
-    for line in table.list_remarks(result):
-        terminal.print(line, style="yellow", soft_wrap=True)
-    for line in table.list_verdicts(result):
-        terminal.print(line, style="bold", soft_wrap=True)
-    if written is not None:
-        print(f"results: {written}")
+    print_answer(
+        table.list_headings(result),
+        lambda width: table.make_noise_table(result, width=width),
+        table.LEGEND,
+        table.list_remarks(result),
+        table.list_verdicts(result),
+        written,
+    )
