@@ -127,7 +127,8 @@ def test_a_bound_of_top_tokens_grows_with_them_up_to_the_exact_value(
             assert (bound["covered"] <= 1).all()
             for name in DIVERGENCES:
                 assert (bound[name] <= exact[name] * (1 + 1e-5) + 1e-9).all()
-                assert (bound[name] >= before.get((case, name), 0.0) - 1e-12).all()
+                # What is left for the rest is known to 1e-6 alone, which rounding moves.
+                assert (bound[name] >= before.get((case, name), 0.0) - 1e-9).all()
                 before[case, name] = bound[name]
     for values, name in zip(before.values(), DIVERGENCES * 3, strict=True):
         np.testing.assert_allclose(values, exact[name], rtol=1e-4, atol=1e-6)
