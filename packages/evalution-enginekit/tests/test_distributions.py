@@ -205,6 +205,13 @@ def test_without_the_capability_it_is_refused() -> None:
         session.distributions([])
 
 
+def test_declared_rows_that_no_engine_writes_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delattr(Rowing, "_compute_rows")
+    with Rowing(Behaviour()) as session:
+        found = read(session, [("a", DistributionRequest([10, 11]))])
+    assert "Rowing declares distributions and doesn't write _compute_rows" in str(found["a"].error)
+
+
 def test_top_tokens_come_with_scores_by_rows() -> None:
     with Rowing(Behaviour(block=2)) as session:
         (plain,) = session.loglikelihood([LoglikelihoodRequest("ab", "cde")])

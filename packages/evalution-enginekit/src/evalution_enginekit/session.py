@@ -401,7 +401,9 @@ class TokenSession(KitSession[GenerationJob, ScoringJob]):
         other often share a prefix. For an engine that declares `distributions`; it may be
         suspended between two blocks while the thread does other work, or closed.
         """
-        raise NotImplementedError
+        raise EngineRuntimeError(
+            f"engine {self._engine} declares distributions and doesn't write _compute_rows"
+        )
 
     def _release(self) -> None:
         """Free the runtime; called once, when nothing runs any more."""

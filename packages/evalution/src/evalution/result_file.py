@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, Protocol, TypeVar
 
 from pydantic import TypeAdapter, ValidationError
 
@@ -15,7 +14,14 @@ from evalution.samples import ResultsNotWrittenError
 from evalution.user_input import parse_path, path_errors, read_result_file
 from evalution_core import ConfigurationError
 
-T = TypeVar("T")
+
+class Result(Protocol):
+    """A result that can be written as JSON."""
+
+    def to_dict(self) -> dict[str, Any]: ...
+
+
+T = TypeVar("T", bound=Result)
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,13 +69,13 @@ class ResultFile(Generic[T]):
             ) from error
         return folder
 
-    def write(self, document: Mapping[str, Any], folder: Path) -> Path:
-        """Write the result's JSON object whole or not at all, and return where it is.
+    def write(self, result: T, folder: Path) -> Path:
+        """Write the result whole or not at all, and return where it is.
 
         Raises:
             ResultsNotWrittenError: the disk is full, or the folder is gone.
         """
-        return write_whole(folder / self.name, to_json(document) + "\n")
+        return write_whole(folder / self.name, to_json(result.to_dict()) + "\n")
 
     def read(self, path: str | os.PathLike[str]) -> T:
         """Return the result from its folder, or from the file in it.

@@ -8,8 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from hashlib import blake2b
 from pathlib import Path
-from types import TracebackType
-from typing import Any, Self
+from typing import Any
 
 import numpy as np
 
@@ -97,17 +96,6 @@ class ComparisonJournal:
     def close(self) -> None:
         if self._journal is not None:
             self._journal.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        self.close()
 
     def _find(self, arm: str, suite: str, token_ids: Sequence[int], start: int | None) -> Any:
         key = _make_key(arm, suite, token_ids, start)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from functools import partial
@@ -115,7 +116,7 @@ def measure_fidelity(
         if isinstance(reference, Path)
         else open_live(reference, progress, isolate=options.isolate)
     )
-    with ComparisonJournal(options.output) as journal, opening as side:
+    with closing(ComparisonJournal(options.output)) as journal, opening as side:
         measurement = _Measurement(side, suites, options, progress, journal)
         measurement.run(candidate)
         timings = {"started": started, "total_s": round(perf_counter() - before, 3)}

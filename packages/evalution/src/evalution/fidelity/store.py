@@ -5,7 +5,6 @@ Its own module, as the values know nothing of the badge that is made of them.
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 
 from evalution.fidelity.badge import make_badge
@@ -20,6 +19,7 @@ FIDELITY_FILE = ResultFile(
     command="evalution fidelity REFERENCE CANDIDATE --output DIR",
     newest_schema=SCHEMA_VERSION,
 )
+read_fidelity = FIDELITY_FILE.read
 
 
 def write_fidelity(result: FidelityResult, folder: Path) -> Path:
@@ -29,14 +29,4 @@ def write_fidelity(result: FidelityResult, folder: Path) -> Path:
         ResultsNotWrittenError: the disk is full, or the folder is gone.
     """
     write_whole(folder / BADGE, make_badge(result))
-    return FIDELITY_FILE.write(result.to_dict(), folder)
-
-
-def read_fidelity(path: str | os.PathLike[str]) -> FidelityResult:
-    """Return the result from its folder, or from the `fidelity.json` in it.
-
-    Raises:
-        ConfigurationError: there is none, or the file is damaged, of a newer version, or was
-            written by something else.
-    """
-    return FIDELITY_FILE.read(path)
+    return FIDELITY_FILE.write(result, folder)

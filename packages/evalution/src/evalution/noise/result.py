@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
-from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
@@ -125,22 +123,4 @@ NOISE_FILE = ResultFile(
     command="evalution noise SPEC --output DIR",
     newest_schema=SCHEMA_VERSION,
 )
-
-
-def write_noise(result: NoiseResult, folder: Path) -> Path:
-    """Write `noise.json` whole or not at all, and return where it is.
-
-    Raises:
-        ResultsNotWrittenError: the disk is full, or the folder is gone.
-    """
-    return NOISE_FILE.write(result.to_dict(), folder)
-
-
-def read_noise(path: str | os.PathLike[str]) -> NoiseResult:
-    """Return the result from its folder, or from the `noise.json` in it.
-
-    Raises:
-        ConfigurationError: there is none, or the file is damaged, of a newer version, or was
-            written by something else.
-    """
-    return NOISE_FILE.read(path)
+write_noise, read_noise = NOISE_FILE.write, NOISE_FILE.read

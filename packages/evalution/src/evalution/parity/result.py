@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import math
-import os
 from array import array
 from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass, field
-from pathlib import Path
 from typing import Any, Literal
 
 from evalution.result_file import ResultFile
@@ -261,22 +259,4 @@ PARITY_FILE = ResultFile(
     command="evalution parity SPEC --output DIR",
     newest_schema=SCHEMA_VERSION,
 )
-
-
-def write_parity(result: ParityResult, folder: Path) -> Path:
-    """Write `parity.json` whole or not at all, and return where it is.
-
-    Raises:
-        ResultsNotWrittenError: the disk is full, or the folder is gone.
-    """
-    return PARITY_FILE.write(result.to_dict(), folder)
-
-
-def read_parity(path: str | os.PathLike[str]) -> ParityResult:
-    """A result from its folder, or from the `parity.json` in it.
-
-    Raises:
-        ConfigurationError: there is none, or the file is damaged, of a newer version, or was
-            written by something else.
-    """
-    return PARITY_FILE.read(path)
+write_parity, read_parity = PARITY_FILE.write, PARITY_FILE.read
