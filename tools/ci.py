@@ -52,6 +52,8 @@ NO_VERSIONS = [
 ]
 """Left out where dependencies have their lowest versions: what uses core and the kit alone."""
 COUNTS = re.compile(r"(\d+) (passed|failed|skipped|errors?)\b")
+FINDINGS = re.compile(r"E   |FAILED |ERROR |error:|\S+:\d+: error")
+FINDINGS_SHOWN = 40
 
 
 def read_light() -> set[str]:
@@ -192,6 +194,7 @@ class Stages:
         self._start = time.monotonic()
         self._rows: list[tuple[str, float, bool, str]] = []
         self._counts = {"passed": 0, "failed": 0, "skipped": 0}
+        self._findings: list[str] = []
         self._lock = threading.Lock()
 
     def run(
@@ -201,6 +204,7 @@ class Stages:
         print(f"\n+ {' '.join(command)}", flush=True)
         start = time.monotonic()
         summary = ""
+        findings: list[str] = []
         process = subprocess.Popen(
             command,
             cwd=ROOT,
@@ -214,10 +218,14 @@ class Stages:
         with process:
             for line in process.stdout or ():
                 print(line, end="", flush=True)
+                if FINDINGS.match(line):
+                    findings.append(line)
                 if COUNTS.search(line) and re.search(r" in [\d.]+s", line):
                     summary = line
             status = process.wait()
         self.add(name, time.monotonic() - start, status == 0, summary)
+        if status:
+            self._findings += [f"\n{name}:\n", *findings[-FINDINGS_SHOWN:]]
         return status == 0
 
     def run_beside(self, name: str, command: list[str]) -> None:
@@ -241,7 +249,8 @@ class Stages:
         print(f"{name}: {'passed' if passed else 'FAILED'}, {seconds:.0f} s", flush=True)
 
     def close(self) -> int:
-        """Print the table, then the closing line; return the exit status."""
+        """Print what failed, the table and the closing line; return the exit status."""
+        print("".join(self._findings), end="")
         print(f"\n{'stage':34}{'seconds':>8}  outcome")
         for name, seconds, passed, shown in self._rows:
             print(f"{name:34}{seconds:8.0f}  {'passed' if passed else 'FAILED'}  {shown}")
