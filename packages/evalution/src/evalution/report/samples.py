@@ -13,7 +13,9 @@ from evalution.redaction import mask_text
 from evalution.report.scores import SuiteScores
 from evalution.results import SampleResult, SuiteResult, to_json
 from evalution.runs.reader import RunSamples
-from evalution.samples import KeptSamples, SampleColumns, SuiteSamples
+from evalution.sample_columns import SampleColumns
+from evalution.samples import KeptSamples
+from evalution.samples_file import SuiteSamples
 
 BUDGET_BYTES = 22_000_000
 """Of all samples together: with Plotly's five million the page stays under thirty."""
@@ -126,7 +128,7 @@ def _is_binary(metric: str, columns: Sequence[SampleColumns]) -> bool:
 
 
 def _read_columns(run: RunSamples, suite: SuiteResult | None) -> SampleColumns:
-    return SampleColumns([]) if suite is None else run.columns(suite)
+    return SampleColumns() if suite is None else run.columns(suite)
 
 
 def _take_rows(
