@@ -18,7 +18,7 @@ from evalution.samples import KeptSamples
 from evalution.samples_file import SuiteSamples
 
 BUDGET_BYTES = 22_000_000
-"""Of all samples together: with Plotly's five million the page stays under thirty."""
+"""Of all samples together."""
 
 _TEXT_LIMIT = 12_000
 _TEXT_HEAD = 4_000
