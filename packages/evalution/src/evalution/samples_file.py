@@ -13,7 +13,7 @@ import zlib
 from array import array
 from bisect import bisect_left
 from collections.abc import Generator, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import cached_property
 from itertools import accumulate
 from pathlib import Path
@@ -271,6 +271,50 @@ class SamplesReader:
                     offsets.append(offset)
                 offset += len(line)
         return found, damage
+
+
+class SamplesTail:
+    """The lines behind the finished suites of `samples.jsonl`, read as they are written.
+
+    `columns` has the samples so far by suite, in the order of their lines.
+    """
+
+    def __init__(self, file: Path):
+        self._file = file
+        self._index = SampleIndex(file)
+        self._indexed: dict[str, SuiteLines] = {}
+        self._offset = 0
+        self._inode = 0
+        self.columns: dict[str, SampleColumns] = {}
+
+    def read_more(self, most: int) -> bool:
+        """Read at most so many further bytes, a line at least; True if there is more to read.
+
+        Lines that hold no sample are passed over: they may be half of one.
+
+        Raises:
+            ConfigurationError: the file can't be read.
+        """
+        with path_errors(self._file), self._file.open("rb", _BUFFER) as content:
+            state = os.fstat(content.fileno())
+            indexed = self._index.list_suites()
+            if (indexed, self._inode) != (self._indexed, state.st_ino) or (
+                state.st_size < self._offset
+            ):
+                self._indexed, self._inode, self.columns = indexed, state.st_ino, {}
+                self._offset = max((lines.end for lines in indexed.values()), default=0)
+            content.seek(self._offset)
+            stop = self._offset + most
+            while self._offset < stop and (line := content.readline()).endswith(b"\n"):
+                with suppress(ValueError):
+                    sample = parse_sample(line)
+                    self.columns.setdefault(sample.suite, SampleColumns()).add(sample, self._offset)
+                self._offset += len(line)
+        return self._offset >= stop
+
+    def of(self, suite: str, columns: SampleColumns) -> FileSamples:
+        """Return the samples of columns that are in the order of their rows."""
+        return FileSamples(self._file, suite, columns.rows, columns.offsets)
 
 
 def _make_damaged(file: Path, error: ValueError) -> ConfigurationError:
