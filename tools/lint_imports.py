@@ -50,6 +50,7 @@ RUNNER_MODULES = (
     "evalution.runs.preflight",
     "evalution.runs.reader",
     "evalution.samples",
+    "evalution.samples_file",
     "evalution.scoring.metrics",
     "evalution.suites",
     "evalution.suites.suite",

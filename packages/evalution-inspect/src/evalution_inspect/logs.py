@@ -40,7 +40,7 @@ from inspect_ai.scorer import Score
 
 from evalution.results import MetricResult, RunResult, SampleResult, SuiteResult, to_json
 from evalution.runs.reader import read_run
-from evalution.samples import SAMPLES, SamplesReader
+from evalution.samples_file import SAMPLES, SamplesReader
 from evalution_core import ConfigurationError
 from evalution_core.plugins import did_you_mean
 

@@ -10,7 +10,7 @@ from typing import Any, Generic, Protocol, TypeVar
 from pydantic import TypeAdapter, ValidationError
 
 from evalution.results import to_json
-from evalution.samples import ResultsNotWrittenError
+from evalution.samples_file import ResultsNotWrittenError
 from evalution.user_input import parse_path, path_errors, read_result_file
 from evalution_core import ConfigurationError
 

@@ -11,7 +11,8 @@ from typing import Annotated, Any, Literal, cast
 
 from pydantic import AliasPath, BeforeValidator, Field, StrictInt, TypeAdapter
 
-from evalution.samples import KeptSamples, SampleResult, SamplesReader, SuiteSamples, to_json
+from evalution.samples import KeptSamples, SampleResult, to_json
+from evalution.samples_file import SamplesReader, SuiteSamples
 
 __all__ = [
     "SCHEMA_VERSION",

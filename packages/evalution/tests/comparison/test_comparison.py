@@ -18,7 +18,8 @@ from evalution.comparison import compare
 from evalution.comparison.comparison import pair_samples
 from evalution.comparison.table import list_remarks, make_comparison_table, make_legend
 from evalution.results import MetricResult, RunResult, SampleResult, SuiteResult, to_json
-from evalution.samples import SampleColumns, to_line
+from evalution.sample_columns import collect_columns
+from evalution.samples import to_line
 from evalution.scoring.metrics import Measure, WeightedPerplexity
 from evalution_core import ConfigurationError
 from evalution_enginekit.mock import Mock
@@ -159,7 +160,7 @@ def test_unpaired_rows_are_counted_by_reason() -> None:
         sample(4, prompt="another"),
         sample(9),
     ]
-    found = pair_samples(SampleColumns(left), SampleColumns(right), same_prompts=True)
+    found = pair_samples(collect_columns(left), collect_columns(right), same_prompts=True)
     assert found.to_dict() == {
         "paired": 1,
         "left_only": 1,
@@ -184,14 +185,14 @@ def test_unpaired_rows_are_counted_by_reason() -> None:
     ],
 )
 def test_rows_are_other_rows_by_their_prompts(left: Any, right: Any, other_rows: int) -> None:
-    columns = [SampleColumns([sample(0, prompt=prompt)]) for prompt in (left, right)]
+    columns = [collect_columns([sample(0, prompt=prompt)]) for prompt in (left, right)]
     assert pair_samples(columns[0], columns[1], same_prompts=True).other_rows == other_rows
 
 
 def test_value_that_is_not_finite_is_another_thing_than_none() -> None:
     samples = [sample(0, math.inf), sample(1, None), sample(2, math.nan), sample(3, 0.5)]
     samples.append(SampleResult("s", 4, metrics={"late": 1.0, "acc": 2.0}))
-    found = SampleColumns(samples).metrics
+    found = collect_columns(samples).metrics
     assert [str(value) for value in found["acc"]] == ["inf", "nan", "inf", "0.5", "2.0"]
     assert [str(value) for value in found["late"]] == ["nan", "nan", "nan", "nan", "1.0"]
 

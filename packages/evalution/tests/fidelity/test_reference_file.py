@@ -24,7 +24,7 @@ from evalution.fidelity.divergence import (
 from evalution.fidelity.reference_file import Recording, ReferenceFile, ReferenceWriter
 from evalution.fidelity.requests import Window
 from evalution.fidelity.result import Side
-from evalution.samples import ResultsNotWrittenError
+from evalution.samples_file import ResultsNotWrittenError
 from evalution_core import ConfigurationError
 
 VOCABULARY = 40

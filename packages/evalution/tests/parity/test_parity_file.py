@@ -9,7 +9,7 @@ import evalution
 from evalution.parity import ParityResult, check_parity, read_parity, write_parity
 from evalution.parity.result import PARITY_FILE
 from evalution.runs.preflight import EngineAndModel
-from evalution.samples import ResultsNotWrittenError
+from evalution.samples_file import ResultsNotWrittenError
 from evalution_core import ConfigurationError, Model
 from evalution_enginekit.mock import Mock
 

@@ -17,7 +17,8 @@ from evalution.report.samples import SamplePayload, make_sample_payload, order_r
 from evalution.report.scores import collect_suite_scores
 from evalution.results import RunResult, to_json
 from evalution.runs.reader import RunSamples
-from evalution.samples import SampleColumns, to_line
+from evalution.sample_columns import collect_columns
+from evalution.samples import to_line
 from evalution_core import ConfigurationError
 
 
@@ -38,7 +39,7 @@ def test_failed_and_flipped_rows_come_first(make_sample: Any) -> None:
     left = [make_sample(index) for index in range(10)]
     right = [make_sample(index) for index in range(1, 11)]
     left[8] = make_sample(8, None, error="no")
-    order = order_rows([SampleColumns(left), SampleColumns(right)], {6})
+    order = order_rows([collect_columns(left), collect_columns(right)], {6})
 
     assert order[:2] == [8, 6]
     assert sorted(order) == list(range(11))

@@ -27,7 +27,7 @@ import evalution.environment
 import evalution.journal.store
 import evalution.runs.store
 import evalution.runs.suite_run
-import evalution.samples
+import evalution.samples_file
 from evalution import Generation, MultipleChoice, Perplexity
 from evalution_core import EvalutionError, Model
 from evalution_enginekit.mock import Mock, MockSession
@@ -126,7 +126,7 @@ def watch_files() -> None:
     store, folder, samples = (
         evalution.journal.store,
         evalution.runs.store,
-        evalution.samples,
+        evalution.samples_file,
     )
     vars(store)["open_alone"] = _report(store.open_alone, "the journal is opened")
     store.Journal.declare = _report(store.Journal.declare, "something is declared")

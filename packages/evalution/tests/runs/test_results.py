@@ -17,7 +17,7 @@ from evalution.progress_bar import ProgressBar
 from evalution.results import MetricResult, RunResult, SampleResult, SuiteResult, to_json
 from evalution.runs.options import DefaultFolder
 from evalution.runs.store import RunFolder, open_folder
-from evalution.samples import ResultsNotWrittenError
+from evalution.samples_file import ResultsNotWrittenError
 from evalution.table import list_complaints, make_console, make_result_table
 from evalution_core import ConfigurationError
 

@@ -12,7 +12,7 @@ import pytest
 import evalution
 from evalution import Generation, Run
 from evalution.runs.options import RunOptions
-from evalution.samples import SamplesReader
+from evalution.samples_file import SamplesReader
 from evalution_core import ConfigurationError, EngineRuntimeError
 from evalution_enginekit.mock import Mock
 

@@ -4,6 +4,7 @@ import gc
 import json
 import logging
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ import pytest
 
 import evalution
 from evalution import Generation, MultipleChoice, Perplexity, Run
+from evalution.progress import Progress
 from evalution.runs.options import RunOptions
 from evalution_core import (
     Capability,
@@ -343,3 +345,40 @@ def test_engine_of_another_contract_is_refused(scripted: Any, scripted_session: 
             Run(engine, "m")
     finally:
         del type(engine).contract
+
+
+def test_progress_is_given_rows_suites_and_computed_tokens() -> None:
+    heard: list[tuple[Any, ...]] = []
+
+    class Listening(Progress):
+        def suites_planned(self, totals: Sequence[int]) -> None:
+            heard.append(("planned", *totals))
+
+        def rows_checking(self, suite: str) -> None:
+            heard.append(("checking", suite))
+
+        def rows_checked(self) -> None:
+            heard.append(("checked",))
+
+        def tokens_computed(self, count: int) -> None:
+            heard.append(("tokens", count))
+
+    suites = [generation(name="one", max_new_tokens=2), choice()]
+    options = RunOptions(progress=Listening(), limit=1)
+    with Run(Mock(), "m", options) as handle:
+        handle.prepare(suites)
+        handle.run(suites[0])
+    checks = [("checking", "one"), ("checked",), ("checking", "rows"), ("checked",)]
+    assert heard == [*checks, ("planned", 1, 1), ("tokens", 2)]
+
+
+def test_progress_ends_the_reading_of_rows_that_can_not_be_read() -> None:
+    ended: list[bool] = []
+
+    class Listening(Progress):
+        def rows_checked(self) -> None:
+            ended.append(True)
+
+    with pytest.raises(ConfigurationError):
+        Run(Mock(), "m", RunOptions(progress=Listening())).prepare([generation(prompt="none")])
+    assert ended == [True]

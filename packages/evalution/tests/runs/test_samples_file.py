@@ -1,5 +1,13 @@
 from __future__ import annotations
 
+import math
+import os
+import sqlite3
+from array import array
+from collections.abc import Callable
+from contextlib import closing
+from dataclasses import replace
+from itertools import accumulate
 from pathlib import Path
 
 import pytest
@@ -7,7 +15,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from evalution.results import SampleResult, to_json
-from evalution.samples import SamplesFile, SamplesReader, parse_place
+from evalution.sample_columns import INDEX, SampleIndex
+from evalution.samples import parse_place
+from evalution.samples_file import SamplesFile, SamplesReader
 
 
 def line(suite: str, index: int, target: str) -> str:
@@ -29,7 +39,89 @@ def test_finished_suite_lies_in_the_order_of_its_rows_with_the_last_word_of_each
         expected += "".join(line(str(number), index, latest[index]) for index in sorted(latest))
     file.close()
     assert (tmp_path / "samples.jsonl").read_bytes().decode() == expected
-    assert [path.name for path in tmp_path.iterdir()] == ["samples.jsonl"]
+    assert {path.name for path in tmp_path.iterdir()} <= {"samples.jsonl", INDEX}
+
+    names = [str(number) for number, samples in enumerate(suites) if samples]
+    indexed = SamplesReader(file.path)
+    assert list(SampleIndex(file.path).list_suites()) == indexed.suites == names
+    found = {name: (indexed.columns(name), list(indexed.of(name))) for name in names}
+    SampleIndex(file.path).delete()
+    scanned = SamplesReader(file.path)
+    for name, (columns, samples) in found.items():
+        assert samples == list(scanned.of(name))
+        assert columns.offsets == array("q", [offset for _, offset in lines_of(file.path, name)])
+        assert replace(columns, offsets=array("q")) == replace(
+            scanned.columns(name), offsets=array("q")
+        )
+
+
+def lines_of(file: Path, suite: str) -> list[tuple[int, int]]:
+    """Return rows and offsets of a suite's lines."""
+    lines = file.read_bytes().splitlines(keepends=True)
+    offsets = accumulate((len(line) for line in lines), initial=0)
+    places = [(*parse_place(line), offset) for line, offset in zip(lines, offsets, strict=False)]
+    return [(row, offset) for name, row, offset in places if name == suite]
+
+
+def write_scores(path: Path) -> SamplesFile:
+    file = SamplesFile(path / "samples.jsonl")
+    for row in range(3):
+        file.append(SampleResult("s", row, metrics={"acc": 1.0, "odd": math.inf}))
+    file.finish_suite()
+    file.close()
+    return file
+
+
+@pytest.mark.parametrize(
+    ("damage", "is_used"),
+    [
+        (lambda samples, _: os.utime(samples, ns=(2**62, 2**62)), True),
+        (lambda samples, _: edit(samples, b'"acc":1.0', b'"acc":0.0'), False),
+        (lambda samples, _: edit(samples, b"\n", b" \n"), False),
+        (lambda samples, _: samples.write_bytes(b""), False),
+        (lambda _, index: index.write_bytes(b"not a database"), False),
+        (lambda _, index: index.unlink(), False),
+        (lambda _, index: spoil(index, "PRAGMA user_version = 7"), False),
+        (lambda _, index: spoil(index, "DROP TABLE suites"), False),
+    ],
+    ids=[
+        "copied",
+        "edited",
+        "longer",
+        "emptied",
+        "no-database",
+        "missing",
+        "other-form",
+        "no-table",
+    ],
+)
+def test_index_counts_as_long_as_its_lines_stand(
+    tmp_path: Path, damage: Callable[[Path, Path], object], is_used: bool
+) -> None:
+    file = write_scores(tmp_path).path
+    damage(file, tmp_path / INDEX)
+    os.utime(file, ns=(2**62, 2**62))
+    assert bool(SampleIndex(file).list_suites()) is is_used
+    values = [sample.metrics["acc"] for sample in SamplesReader(file).of("s")]
+    assert list(SamplesReader(file).columns("s").metrics.get("acc", ())) == values
+
+
+def edit(file: Path, old: bytes, new: bytes) -> None:
+    file.write_bytes(file.read_bytes().replace(old, new))
+
+
+def spoil(index: Path, statement: str) -> None:
+    with closing(sqlite3.connect(index)) as connection:
+        connection.execute(statement)
+
+
+def test_index_that_cannot_be_written_is_left_out(tmp_path: Path) -> None:
+    file = SamplesFile(tmp_path / "samples.jsonl")
+    (tmp_path / INDEX).mkdir()
+    file.append(SampleResult("s", 0))
+    file.finish_suite()
+    file.close()
+    assert SamplesReader(file.path).suites == ["s"]
 
 
 def test_what_an_unfinished_suite_wrote_can_be_read(tmp_path: Path) -> None:

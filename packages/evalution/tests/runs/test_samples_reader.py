@@ -13,7 +13,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from evalution.results import SampleResult, SuiteResult
-from evalution.samples import KeptSamples, SamplesReader, parse_place, parse_sample, to_line
+from evalution.samples import KeptSamples, parse_place, parse_sample, to_line
+from evalution.samples_file import SamplesReader
 from evalution_core import ConfigurationError
 
 SUITES = ["s", "é \u2028", 'a"b\\', "\ud800"]

@@ -10,6 +10,7 @@ import pytest
 
 import evalution
 from evalution import Generation, MultipleChoice, Perplexity
+from evalution.progress import Progress
 from evalution.runs.options import RunOptions
 from evalution_core import (
     ConfigurationError,
@@ -212,14 +213,14 @@ def test_no_more_samples_are_open_than_the_session_reads_ahead() -> None:
     )
     ahead: list[int] = []
 
-    class Watching:
+    class Watching(Progress):
+        def suite_started(self, name: str, total: int) -> None:
+            suite.opened = 0
+
         def sample_finished(self, done: int, failed: int, running: Any) -> None:
             ahead.append(suite.opened - done)
 
-        def __getattr__(self, name: str) -> Any:
-            return lambda *_: setattr(suite, "opened", 0)
-
-    with evalution.Run(Mock(batch_size=4), "m", RunOptions(progress=Watching())) as handle:  # pyright: ignore[reportArgumentType]
+    with evalution.Run(Mock(batch_size=4), "m", RunOptions(progress=Watching())) as handle:
         handle.run(suite)
     # In flight, waiting, and finished but unread: a few batches, whatever the number of rows.
     assert max(ahead) <= 4 * 4

@@ -11,11 +11,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from evalution.scoring.metrics import (
+    F1,
     BitsPerWeight,
     Estimate,
     Mean,
     Measure,
     MeasureAccumulator,
+    Metric,
     Score,
     WeightedPerplexity,
 )
@@ -154,9 +156,19 @@ def test_scores_are_made_without_an_object_for_each_row() -> None:
     assert peak < 40 * rows  # two numbers a row, and a list of flags while they are chosen
 
 
-def test_only_a_mean_is_shown_while_it_runs() -> None:
-    found = MeasureAccumulator({"ppl": WeightedPerplexity()})
-    found.record(0, Score({"ppl": Measure(-1, 1)}))
+@pytest.mark.parametrize("metric", [Mean(), WeightedPerplexity(), BitsPerWeight()])
+def test_running_value_is_the_score_of_the_samples_so_far(metric: Metric) -> None:
+    found = MeasureAccumulator({"main": metric})
+    assert found.running is None
+    weights = [1.0, 1.0, 1.0] if isinstance(metric, Mean) else [1.0, 5.0, 2.0]
+    for row, weight in enumerate(weights):
+        found.record(row, Score({"main": Measure(-row - 1.0, weight)}))
+    assert found.running == ("main", pytest.approx(found.results()["main"].value))
+
+
+def test_score_that_no_sum_gives_is_not_shown_while_it_runs() -> None:
+    found = MeasureAccumulator({"f1": F1()})
+    found.record(0, Score({"f1": Measure(1, 1)}))
     assert found.running is None
 
 

@@ -14,7 +14,8 @@ from evalution.cli.options import DebugOption, JsonOption
 from evalution.comparison.comparison import is_binary
 from evalution.results import RunResult, SampleResult, SuiteResult, to_json
 from evalution.runs.reader import read_partial_suites, read_run
-from evalution.samples import SampleColumns, SuiteSamples
+from evalution.sample_columns import collect_columns
+from evalution.samples_file import SuiteSamples
 from evalution.table import list_complaints, make_console, make_result_table
 from evalution_core import ConfigurationError
 from evalution_core.plugins import did_you_mean
@@ -181,7 +182,7 @@ def _find_wrong(suite: SuiteResult, samples: SuiteSamples) -> list[int]:
     Raises:
         ConfigurationError: no metric of the suite calls a sample right or wrong.
     """
-    columns = SampleColumns(samples)
+    columns = collect_columns(samples)
     # A suite that was cut off has no scores, but its samples do.
     names = list(suite.metrics or columns.metrics)
     for name in names:

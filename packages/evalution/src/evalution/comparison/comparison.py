@@ -18,7 +18,7 @@ from evalution.comparison.significance import (
 )
 from evalution.results import MetricResult, RunResult, SampleResult
 from evalution.runs.reader import RunSamples, read_run
-from evalution.samples import SampleColumns
+from evalution.sample_columns import SampleColumns
 
 _LEFT_OUT = frozenset({"engine.capabilities", "engine.self_check"})
 """Fields that describe a run and decide nothing."""

@@ -25,7 +25,7 @@ from evalution.fidelity.lockstep import Block, Blocks
 from evalution.fidelity.requests import Window
 from evalution.fidelity.result import Side
 from evalution.journal.database import transaction
-from evalution.samples import ResultsNotWrittenError
+from evalution.samples_file import ResultsNotWrittenError
 from evalution_core import ConfigurationError
 
 SCHEMA_VERSION: Final = 1

@@ -11,7 +11,8 @@ from pydantic import ValidationError
 
 from evalution.results import SCHEMA_VERSION, RunResult, SuiteResult
 from evalution.runs.store import JOURNAL, RESULTS
-from evalution.samples import SAMPLES, SampleColumns, SamplesReader, SuiteSamples
+from evalution.sample_columns import SampleColumns, collect_columns
+from evalution.samples_file import SAMPLES, SamplesReader, SuiteSamples
 from evalution.user_input import parse_path, path_errors, read_result_file
 from evalution_core import ConfigurationError
 
@@ -109,16 +110,23 @@ class RunSamples:
 
     def of(self, suite: SuiteResult) -> SuiteSamples:
         """Return the samples of a suite, unfinished or not; none where they weren't kept."""
-        file = suite.samples_file
-        if file is None:
-            return suite.stored_samples
-        return self._readers.setdefault(file, SamplesReader(file)).of(suite.name)
+        reader = self._find_reader(suite)
+        return suite.stored_samples if reader is None else reader.of(suite.name)
 
     def columns(self, suite: SuiteResult) -> SampleColumns:
         """Return the same samples as columns in the order of the rows, made once."""
         if suite.name not in self._columns:
-            self._columns[suite.name] = SampleColumns(self.of(suite))
+            reader = self._find_reader(suite)
+            self._columns[suite.name] = (
+                collect_columns(suite.stored_samples)
+                if reader is None
+                else reader.columns(suite.name)
+            )
         return self._columns[suite.name]
+
+    def _find_reader(self, suite: SuiteResult) -> SamplesReader | None:
+        file = suite.samples_file
+        return None if file is None else self._readers.setdefault(file, SamplesReader(file))
 
 
 def read_partial_suites(run: RunResult) -> list[SuiteResult]:

@@ -169,6 +169,7 @@ class Run:
         """
         self._check(suites)
         self._planned = list(suites)
+        self._options.progress.suites_planned([self._checked[id(suite)].count for suite in suites])
 
     def _check(self, suites: Sequence[AnySuite]) -> None:
         if self._engine is not None:
@@ -182,7 +183,11 @@ class Run:
             options = suite.to_dict()
             known = self._checked.get(id(suite))
             if known is None or known.options != options:
-                count = suite.check_samples(self._options.limit)
+                self._options.progress.rows_checking(suite.title)
+                try:
+                    count = suite.check_samples(self._options.limit)
+                finally:
+                    self._options.progress.rows_checked()
                 self._checked[id(suite)] = _CheckedSuite(suite, options, count)
 
     def run(self, suite: SuiteDeclaration) -> Self:

@@ -25,7 +25,7 @@ from evalution.runs.run_identity import (
     is_asked,
     to_section,
 )
-from evalution.samples import SAMPLES, SamplesFile, write_errors
+from evalution.samples_file import SAMPLES, SamplesFile, write_errors
 from evalution.user_input import parse_path
 from evalution_core import BaseEngine, ConfigurationError, EvalutionError, Model
 

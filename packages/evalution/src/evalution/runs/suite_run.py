@@ -231,6 +231,9 @@ class SuiteRun:
         }
         if counted["truncated"] is not None:
             self._truncated = (self._truncated or 0) + bool(counted["truncated"])
+        self._options.progress.tokens_computed(
+            (counted["completion"] or 0) + (counted["scored"] or 0)
+        )
         return {name: count for name, count in counted.items() if count is not None}
 
 

@@ -338,7 +338,7 @@ class MeasureAccumulator:
     def __init__(self, metrics: Mapping[str, Metric]):
         self._metrics = metrics
         self._measures = {name: _Measures(array("d"), array("d")) for name in metrics}
-        self._sum = 0.0
+        self._sum = self._weight = 0.0
 
     def record(self, index: int, score: Score) -> dict[str, float]:
         """As `MetricAccumulator.record`.
@@ -354,10 +354,12 @@ class MeasureAccumulator:
 
     @property
     def running(self) -> tuple[str, float] | None:
-        """As `MetricAccumulator.running`, if the main metric is a mean."""
+        """As `MetricAccumulator.running`, if the main metric is one of the mean measure alone."""
         name, metric = next(iter(self._metrics.items()))
         count = len(self._measures[name])
-        return (name, self._sum / count) if isinstance(metric, Mean) and count else None
+        if not count or not isinstance(metric, Mean | WeightedPerplexity | BitsPerWeight):
+            return None
+        return name, metric.of_sample(Measure(self._sum / count, self._weight / count))
 
     def results(self) -> dict[str, MetricResult]:
         found: dict[str, MetricResult] = {}
@@ -376,6 +378,7 @@ class MeasureAccumulator:
             self._measures[name].append(measure)
         if (main := taken.get(next(iter(self._metrics)))) is not None:
             self._sum += main.value
+            self._weight += main.weight
         return shown
 
 

@@ -1,0 +1,392 @@
+"""Samples of a suite as pages show them: lists that are chosen and sorted by columns, and one."""
+
+from __future__ import annotations
+
+import json
+import math
+from array import array
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import islice
+from typing import Any, get_args
+
+from evalution.comparison.comparison import is_binary, pair_samples
+from evalution.redaction import mask_text
+from evalution.sample_columns import SampleColumns
+from evalution.samples import SampleResult
+from evalution.samples_file import SuiteSamples
+from evalution.user_input import LARGEST
+from evalution.view.documents import (
+    ChoiceDocument,
+    MessageDocument,
+    Order,
+    SampleDocument,
+    SampleListDocument,
+    SampleOtherDocument,
+    SampleRowDocument,
+    TokenDocument,
+    Which,
+)
+from evalution_core import ConfigurationError
+
+_TEXT_SHOWN = 300
+MOST_LISTED = 1000
+_WRONG, _RIGHT, _NEITHER = 0, 1, 2
+
+
+class SuiteView:
+    """The samples of a suite of one run, with their numbers at hand.
+
+    Args:
+        run: the run's id.
+        name: the suite's name.
+        columns: its samples' numbers.
+        samples: the samples themselves.
+        metrics: names, the main one first, and whether higher is better.
+    """
+
+    def __init__(
+        self,
+        run: str,
+        name: str,
+        columns: SampleColumns,
+        samples: SuiteSamples,
+        metrics: Mapping[str, bool],
+    ):
+        self.run = run
+        self.name = name
+        self.columns = columns
+        self.samples = samples
+        self.metrics = metrics
+
+    @property
+    def main_metric(self) -> str | None:
+        return next(iter(self.metrics), None)
+
+    @cached_property
+    def judged_by(self) -> str | None:
+        """The first metric that is 1 or 0 in every sample, None if there is none."""
+        held = self.columns.metrics
+        return next((name for name in self.metrics if name in held and is_binary(held[name])), None)
+
+    @cached_property
+    def judgements(self) -> bytearray:
+        """Of each sample 0 where it is wrong, 1 where it is right, 2 where neither is known."""
+        if self.judged_by is None:
+            return bytearray([_NEITHER]) * len(self.columns)
+        right = float(self.metrics[self.judged_by])
+        values = self.columns.metrics[self.judged_by]
+        return bytearray(
+            _NEITHER if has_failed or value != value else value == right  # noqa: PLR0124 - NaN
+            for value, has_failed in zip(values, self.columns.failed, strict=True)
+        )
+
+    @cached_property
+    def places(self) -> dict[int, int] | None:
+        """The places of the rows; None where the rows are 0, 1, 2 and so on."""
+        rows = self.columns.rows
+        if not rows or (rows[0] == 0 and rows[-1] == len(rows) - 1):
+            return None
+        return {row: at for at, row in enumerate(rows)}
+
+    def find_place(self, row: int) -> int | None:
+        """Return the place of a row among the columns; None where there is no such row."""
+        if self.places is None:
+            return row if 0 <= row < len(self.columns) else None
+        return self.places.get(row)
+
+    def find_value(self, at: int) -> float | None:
+        """Return the main metric of a sample; None where it has none that is finite."""
+        values = self.columns.metrics.get(self.main_metric or "")
+        return None if values is None or not math.isfinite(values[at]) else values[at]
+
+    def is_right(self, at: int) -> bool | None:
+        """Return the judgement of a sample."""
+        found = self.judgements[at]
+        return None if found == _NEITHER else found == _RIGHT
+
+
+@dataclass(frozen=True, slots=True)
+class SampleQuery:
+    """Choice of samples of a suite.
+
+    `q` is a text that occurs in the prompt, the target, the prediction, a choice or the error,
+    whatever its case.
+
+    Raises:
+        ConfigurationError: there is no such choice or order, or a number is out of range.
+    """
+
+    which: Which = "all"
+    sort: Order = "index"
+    q: str = ""
+    offset: int = 0
+    limit: int = 50
+
+    def __post_init__(self) -> None:
+        for name, value, known in (
+            ("which", self.which, get_args(Which)),
+            ("sort", self.sort, get_args(Order)),
+        ):
+            if value not in known:
+                raise ConfigurationError(f"{name} must be one of {', '.join(known)}, got {value!r}")
+        if not 0 <= self.offset <= LARGEST:
+            raise ConfigurationError(f"offset must be at least 0, got {self.offset}")
+        if not 1 <= self.limit <= MOST_LISTED:
+            raise ConfigurationError(f"limit must be from 1 to {MOST_LISTED}, got {self.limit}")
+
+
+def list_samples(
+    suite: SuiteView, query: SampleQuery, against: SuiteView | None = None
+) -> SampleListDocument:
+    """Return a page of the samples of a suite; `against` is the same suite in another run.
+
+    Raises:
+        ConfigurationError: flipped samples are wanted and there is nothing to compare with; or the
+            samples can't be read.
+    """
+    chosen = choose_places(suite, query, against)
+    total = None
+    stop = query.offset + query.limit
+    if query.q:
+        found = list(islice(search(suite, chosen, query.q), stop + 1))
+        has_more = len(found) > stop
+        total = None if has_more else len(found)
+        page: Sequence[int] = found[query.offset : stop]
+    else:
+        total = len(chosen)
+        has_more = total > stop
+        page = chosen[query.offset : stop]
+    return {
+        "run": suite.run,
+        "suite": suite.name,
+        "against": None if against is None else against.run,
+        "metric": suite.main_metric,
+        "judged_by": suite.judged_by,
+        "every": len(suite.columns),
+        "total": total,
+        "has_more": has_more,
+        "samples": make_rows(suite, page, against),
+    }
+
+
+def choose_places(
+    suite: SuiteView, query: SampleQuery, against: SuiteView | None
+) -> Sequence[int]:
+    """Return the places of the samples that are chosen, in their order, without the search.
+
+    Raises:
+        ConfigurationError: flipped samples are wanted and there is nothing to compare with.
+    """
+    wanted = {"wrong": _WRONG, "right": _RIGHT}
+    places: Sequence[int] = range(len(suite.columns))
+    if query.which in wanted:
+        judged = wanted[query.which]
+        places = array("q", (at for at, found in enumerate(suite.judgements) if found == judged))
+    elif query.which == "failed":
+        places = array("q", (at for at, found in enumerate(suite.columns.failed) if found))
+    elif query.which == "flipped":
+        if against is None:
+            raise ConfigurationError("flipped samples need a run to compare with: against=RUN")
+        places = find_flipped(suite, against)
+    if query.sort == "-index":
+        return places[::-1]
+    values = suite.columns.metrics.get(suite.main_metric or "")
+    if query.sort == "index" or values is None:
+        return places
+    known = [at for at in places if math.isfinite(values[at])]
+    known.sort(key=values.__getitem__, reverse=query.sort == "-value")
+    return known + [at for at in places if not math.isfinite(values[at])]
+
+
+def find_flipped(suite: SuiteView, against: SuiteView) -> array[int]:
+    """Return the places of rows that both runs answered, one of them right and the other wrong."""
+    pairs = pair_samples(suite.columns, against.columns, same_prompts=False)
+    here, there = suite.judgements, against.judgements
+    return array(
+        "q",
+        (
+            at
+            for at, other in zip(pairs.left, pairs.right, strict=True)
+            if here[at] + there[other] == _RIGHT and here[at] != there[other]
+        ),
+    )
+
+
+def search(suite: SuiteView, places: Sequence[int], text: str) -> Iterator[int]:
+    """Yield those of the places whose sample has the text; each is read when it is asked for."""
+    needle = text.casefold()
+    rows = suite.columns.rows
+    for at, sample in zip(places, suite.samples.at(rows[at] for at in places), strict=True):
+        if any(needle in part.casefold() for part in _list_texts(sample)):
+            yield at
+
+
+def _list_texts(sample: SampleResult) -> Iterator[str]:
+    if isinstance(sample.prompt, str):
+        yield sample.prompt
+    else:
+        yield from (_format_content(message) for message in sample.prompt or ())
+    yield from (part for part in (sample.target, sample.prediction, sample.error) if part)
+    yield from (str(choice) for choice in sample.extracted.get("choices", ()))
+
+
+def make_rows(
+    suite: SuiteView, places: Sequence[int], against: SuiteView | None = None
+) -> list[SampleRowDocument]:
+    """Return samples in short, beside the same rows of another run.
+
+    Raises:
+        ConfigurationError: the samples can't be read.
+    """
+    rows = [suite.columns.rows[at] for at in places]
+    others = {} if against is None else _make_others(against, rows)
+    found = zip(places, suite.samples.at(rows), strict=True)
+    return [_make_row(suite, at, sample, others.get(sample.index)) for at, sample in found]
+
+
+def _make_row(
+    suite: SuiteView, at: int, sample: SampleResult, other: SampleOtherDocument | None
+) -> SampleRowDocument:
+    prompt = sample.prompt if isinstance(sample.prompt, str) else _find_question(sample.prompt)
+    return {
+        "index": sample.index,
+        "prompt": f"…{prompt[-_TEXT_SHOWN:]}" if len(prompt) > _TEXT_SHOWN else prompt,
+        "target": _cut(sample.target),
+        "extracted": _cut(find_answer(sample, suite.judged_by or suite.main_metric)),
+        "value": suite.find_value(at),
+        "right": suite.is_right(at),
+        "tokens": sample.tokens,
+        "error": None if sample.error is None else _cut(mask_text(sample.error)),
+        "other": other,
+    }
+
+
+def _make_others(against: SuiteView, rows: Iterable[int]) -> dict[int, SampleOtherDocument]:
+    places = [at for row in rows if (at := against.find_place(row)) is not None]
+    samples = against.samples.at(against.columns.rows[at] for at in places)
+    metric = against.judged_by or against.main_metric
+    return {
+        sample.index: {
+            "extracted": _cut(find_answer(sample, metric)),
+            "value": against.find_value(at),
+            "right": against.is_right(at),
+        }
+        for at, sample in zip(places, samples, strict=True)
+    }
+
+
+def find_answer(sample: SampleResult, metric: str | None) -> str | None:
+    """Return the text that was compared with the target, or the whole prediction."""
+    found = sample.extracted.get(metric or "")
+    return found if isinstance(found, str) else sample.prediction
+
+
+def _find_question(messages: Sequence[Mapping[str, Any]] | None) -> str:
+    return _format_content(messages[-1]) if messages else ""
+
+
+def _format_content(message: Mapping[str, Any]) -> str:
+    content = message.get("content")
+    return content if isinstance(content, str) else json.dumps(content, ensure_ascii=False)
+
+
+def _cut(text: str | None) -> str | None:
+    return f"{text[:_TEXT_SHOWN]}…" if text and len(text) > _TEXT_SHOWN else text
+
+
+def make_sample(
+    suite: SuiteView, row: int, query: SampleQuery | None = None, against: SuiteView | None = None
+) -> SampleDocument:
+    """Return one sample whole, with its neighbours in the list of the query.
+
+    Raises:
+        ConfigurationError: there is no such row, or it can't be read.
+    """
+    at = suite.find_place(row)
+    if at is None:
+        raise ConfigurationError(
+            f"suite {suite.name!r} of run {suite.run!r} has no row {row} "
+            f"({len(suite.columns)} samples)"
+        )
+    (sample,) = suite.samples.at([row])
+    before, after = _find_neighbours(suite, at, query or SampleQuery(), against)
+    messages = None if isinstance(sample.prompt, str | None) else sample.prompt
+    choices = _make_choices(sample)
+    tokens = sample.token_logprobs
+    shown: set[str] = {"choices", "logprobs", *sample.metrics} if choices else set()
+    return {
+        "run": suite.run,
+        "suite": suite.name,
+        "index": sample.index,
+        "prompt": sample.prompt if isinstance(sample.prompt, str) else None,
+        "messages": None if messages is None else [_make_message(one) for one in messages],
+        "target": sample.target,
+        "prediction": sample.prediction,
+        "extracted": {k: value for k, value in sample.extracted.items() if k not in shown},
+        "choices": choices,
+        "metrics": sample.metrics,
+        "right": suite.is_right(at),
+        "counts": sample.tokens,
+        "tokens": _make_tokens(tokens[0]) if tokens and not choices else None,
+        "error": None if sample.error is None else mask_text(sample.error),
+        "previous": before,
+        "next": after,
+    }
+
+
+def _find_neighbours(
+    suite: SuiteView, place: int, query: SampleQuery, against: SuiteView | None
+) -> tuple[int | None, int | None]:
+    rows = suite.columns.rows
+    chosen = choose_places(suite, query, against)
+    before = None
+    found = iter(search(suite, chosen, query.q) if query.q else chosen)
+    for at in found:
+        if at == place:
+            after = next(found, None)
+            return None if before is None else rows[before], None if after is None else rows[after]
+        before = at
+    return None, None
+
+
+def _make_message(message: Mapping[str, Any]) -> MessageDocument:
+    return {"role": str(message.get("role")), "content": _format_content(message)}
+
+
+def _make_choices(sample: SampleResult) -> list[ChoiceDocument]:
+    """Return the choices of a sample; none of a suite that has none, or of a failed sample."""
+    logprobs: Sequence[float | None] = sample.extracted.get("logprobs") or []
+    texts: Sequence[str | None] = sample.extracted.get("choices") or [None] * len(logprobs)
+    tokens = sample.token_logprobs or [None] * len(logprobs)
+    if not len(logprobs) == len(texts) == len(tokens):
+        return []
+    chosen = {name: sample.extracted.get(name) for name in sample.metrics}
+    shares = _softmax(logprobs)
+    return [
+        {
+            "text": text,
+            "logprob": logprob,
+            "probability": share,
+            "is_target": text is not None and text == sample.target,
+            "chosen_by": [name for name, index in chosen.items() if index == at],
+            "tokens": None if found is None else _make_tokens(found),
+        }
+        for at, (text, logprob, share, found) in enumerate(
+            zip(texts, logprobs, shares, tokens, strict=True)
+        )
+    ]
+
+
+def _softmax(logprobs: Sequence[float | None]) -> list[float | None]:
+    """Return the choices' shares; of one without a finite log-probability 0, if others have one."""
+    known = [value for value in logprobs if value is not None]
+    if not known:
+        return [None] * len(logprobs)
+    weights = [0.0 if value is None else math.exp(value - max(known)) for value in logprobs]
+    return [weight / math.fsum(weights) for weight in weights]
+
+
+def _make_tokens(tokens: Sequence[Sequence[Any]]) -> list[TokenDocument]:
+    return [{"id": number, "text": text, "logprob": logprob} for number, text, logprob in tokens]
