@@ -5,6 +5,7 @@
   const { element } = Dom;
   const QUICK = 1000;
   const SLOW = 4000;
+  const FOLLOWED = ["", "run"]; // others stand still under a reader's eyes
   const PAGES = { "": Overview, compare: ComparisonPage, run: RunPage, samples: SamplesPage };
   const place = document.getElementById("page");
   if (place === null) return;
@@ -58,7 +59,7 @@
       const runs = await Source.runs();
       if (runs.some((run) => run.status === "running")) wait = QUICK;
       const found = JSON.stringify(runs);
-      if (found !== news && news !== "" && !document.hidden) await show();
+      if (found !== news && news !== "" && !document.hidden && FOLLOWED.includes(last)) await show();
       news = found;
       document.getElementById("offline").hidden = true;
     } catch {

@@ -19,7 +19,7 @@ const ComparisonPage = (() => {
   }
 
   function choices(runs, base, others) {
-    const bases = runs.map((run) => toggle(run, run === base, "baseline", { baseline: run.id, runs: [...new Set([...others.map((each) => each.id), base.id])].filter((id) => id !== run.id) }));
+    const bases = Source.baselines(runs).map((run) => toggle(run, run === base, "baseline", { baseline: run.id, runs: [...new Set([...others.map((each) => each.id), base.id])].filter((id) => id !== run.id) }));
     const compared = runs.filter((run) => run !== base).map((run) => {
       const isIn = others.includes(run);
       const ids = isIn ? others.filter((each) => each !== run) : [...others, run];

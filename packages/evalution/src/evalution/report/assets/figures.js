@@ -1,7 +1,7 @@
 "use strict";
 
 // Draws the figures with Observable Plot, as wide as their place; colours are the page's variables.
-const Figures = typeof Plot === "undefined" ? null : (() => {
+const Figures = (() => {
   const SYMBOLS = ["circle", "square", "diamond", "triangle", "cross", "star", "wye"];
   const FORMS = {
     circle: d3.symbolCircle, square: d3.symbolSquare, diamond: d3.symbolDiamond, triangle: d3.symbolTriangle,

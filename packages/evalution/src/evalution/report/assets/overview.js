@@ -49,7 +49,9 @@ const Overview = (() => {
   }
 
   function bestOf(runs, suite) {
-    const scores = runs.map((run) => scoreOf(run, suite)).filter((score) => score !== null && score.value !== null && !score.is_partial);
+    const known = runs.filter((run) => { const score = scoreOf(run, suite); return score !== null && score.value !== null && !score.is_partial; });
+    if (new Set(known.map((run) => Source.options(run.id, suite))).size > 1) return null;
+    const scores = known.map((run) => scoreOf(run, suite));
     const directions = new Set(scores.map((score) => score.higher_is_better));
     if (new Set(scores.map((score) => Dom.score(score.value))).size < 2 || directions.size > 1) return null;
     if (new Set(scores.map((score) => score.count)).size > 1) return null; // other rows: not to be ranked
@@ -177,7 +179,8 @@ const Overview = (() => {
     const compared = runs.filter((run) => run.scores.length > 0);
     const base = compared.reduce((one, run) => (one === null || run.at < one.at ? run : one), null);
     const link = compared.length > 1 ? element("a", { class: "action", href: Address.make("compare", { baseline: base.id }) }, "Compare runs") : null;
-    place.replaceChildren(...[said, live,
+    const details = Source.isLive ? [] : await Promise.all(runs.map((run) => Source.run(run.id)));
+    place.replaceChildren(...[said, live, Charts.training(runs, details),
       element("div", { class: "title-line" }, element("h2", {}, "Scores"), link),
       matrix(runs, query), Charts.scores(runs)].filter((part) => part !== null));
   }

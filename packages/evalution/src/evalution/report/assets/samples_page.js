@@ -23,8 +23,9 @@ const SamplesPage = (() => {
 
   function search(values) {
     let waiting = 0;
+    const before = document.activeElement?.dataset?.key === "q" ? document.activeElement.value : values.q; // typed since
     const field = element("input", {
-      type: "search", "data-key": "q", placeholder: 'Search what was said, "phrases" in quotes', autocomplete: "off", spellcheck: "false", value: values.q ?? "",
+      type: "search", "data-key": "q", placeholder: 'Search what was said, "phrases" in quotes', autocomplete: "off", spellcheck: "false", value: before ?? "",
       oninput: () => { window.clearTimeout(waiting); waiting = window.setTimeout(() => go({ q: field.value }), PATIENCE); },
     });
     return element("label", { class: "search" }, element("span", { class: "hidden" }, "Search in samples"), field, element("kbd", { title: "press / to search" }, "/"));
