@@ -15,13 +15,19 @@ def _empty() -> dict[str, Any]:
     return {}
 
 
+TokenLogprob = Sequence[Any]
+"""`[id, text, log-probability]` of a token, the text being what it adds to those before it."""
+
+
 @dataclass(slots=True)
 class SampleResult:
     """One sample, as a line of `samples.jsonl`; the same fields for every suite.
 
     `metrics` holds the sample's own value of each metric, `tokens` what the engine counted
     (`prompt`, `completion`, `scored`, `truncated`; what it doesn't report is left out). With an
-    `error`, there was no answer to score.
+    `error`, there was no answer to score. `token_logprobs`, which only a run with `record_tokens`
+    has, are for each request its tokens as `[id, text, log-probability]`: those that were generated
+    or scored, None where the engine didn't say.
     """
 
     suite: str
@@ -33,9 +39,13 @@ class SampleResult:
     metrics: Mapping[str, float] = field(default_factory=_empty)
     tokens: Mapping[str, int] = field(default_factory=_empty)
     error: str | None = None
+    token_logprobs: Sequence[Sequence[TokenLogprob] | None] | None = None
 
     def to_dict(self) -> dict[str, Any]:
-        return {name: getattr(self, name) for name in self.__slots__}
+        found = {name: getattr(self, name) for name in self.__slots__}
+        if self.token_logprobs is None:
+            del found["token_logprobs"]
+        return found
 
 
 def to_json(value: object, *, indent: int | None = None) -> str:

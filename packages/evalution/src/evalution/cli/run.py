@@ -86,6 +86,7 @@ def run(
             cache=cache,
             limit=limit,
             isolate=loaded.isolate,
+            record_tokens=loaded.record_tokens,
             failures=loaded.failures,
             backend=loaded.backend,
             progress=make_terminal_progress(),

@@ -5,7 +5,7 @@ No answer is lost, counted twice or taken for that of another request.
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from threading import Event, Lock
 from typing import cast
@@ -156,6 +156,7 @@ class SampleSource:
         limit: at most that many rows, within the suite's own bound.
         known: answers that need not be computed again.
         stop: once set, no further request is given out.
+        prepare: called with each sample that is read.
     """
 
     def __init__(
@@ -166,8 +167,10 @@ class SampleSource:
         in_flight: InFlightSamples,
         known: KnownAnswers,
         stop: Event,
+        prepare: Callable[[Sample], None] | None = None,
     ):
         self._suite = suite
+        self._prepare = prepare
         self._name = name
         self._limit = limit
         self._in_flight = in_flight
@@ -269,5 +272,7 @@ class SampleSource:
             if sample is None:
                 self._is_ended = True
                 return None
+            if self._prepare is not None:
+                self._prepare(sample)
             self._count += 1
             return sample

@@ -109,6 +109,7 @@ class RunOptions:
         progress: receives the progress of the run; by default it is silent.
         backend: prepares the model that the engine attaches to, in place of a model.
         step: the step of training that the model is at; a report plots scores over it.
+        record_tokens: keep each token of an answer with its log-probability in its sample.
 
     Raises:
         ConfigurationError: `output` or `cache` is empty or no path, or a number is out of range.
@@ -124,6 +125,7 @@ class RunOptions:
     progress: Progress = field(default_factory=Progress)
     backend: ModelBackend | None = None
     step: int | None = None
+    record_tokens: bool = False
 
     def __post_init__(self) -> None:
         check_limit(self.limit)

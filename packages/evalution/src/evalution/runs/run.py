@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from threading import Event
@@ -25,6 +25,7 @@ from evalution.runs.preflight import (
     check_session,
     parse_tests,
 )
+from evalution.runs.progress_file import ProgressFile
 from evalution.runs.run_identity import declare_run, declare_suite, declare_suites, find_free_name
 from evalution.runs.session import SessionHolder
 from evalution.runs.store import RunStore, make_run_answer_base
@@ -118,7 +119,9 @@ class Run:
         *,
         session: BaseInferenceSession | None = None,
     ):
-        self._options = options = options or RunOptions()
+        options = options or RunOptions()
+        self._progress = ProgressFile(options.progress)
+        self._options = options = replace(options, progress=self._progress)
         check_session(session, engine, isolate=options.isolate)
         self._engine = None if engine is None else check_engine(engine)
         self._model = resolve_model(model, options.backend, self._engine, isolate=options.isolate)
@@ -169,7 +172,7 @@ class Run:
         """
         self._check(suites)
         self._planned = list(suites)
-        self._options.progress.suites_planned([self._checked[id(suite)].count for suite in suites])
+        self._progress.suites_planned([self._checked[id(suite)].count for suite in suites])
 
     def _check(self, suites: Sequence[AnySuite]) -> None:
         if self._engine is not None:
@@ -183,11 +186,11 @@ class Run:
             options = suite.to_dict()
             known = self._checked.get(id(suite))
             if known is None or known.options != options:
-                self._options.progress.rows_checking(suite.title)
+                self._progress.rows_checking(suite.title)
                 try:
                     count = suite.check_samples(self._options.limit)
                 finally:
-                    self._options.progress.rows_checked()
+                    self._progress.rows_checked()
                 self._checked[id(suite)] = _CheckedSuite(suite, options, count)
 
     def run(self, suite: SuiteDeclaration) -> Self:
@@ -274,7 +277,8 @@ class Run:
             is_whole=bool(self._planned),
         )
         try:
-            self._holder.open(self._options.progress, self._store.path)
+            self._progress.open(self._store.path)
+            self._holder.open(self._progress, self._store.path)
             environment = self._holder.read_environment()
             base = make_run_answer_base(
                 self._engine, self._model, self.result.engine, environment.software
@@ -282,7 +286,7 @@ class Run:
             self._store.bind(base, self.result.engine)
             self._collect_notices()
         except BaseException as error:
-            clean_up(error, self._holder.close, self._store.discard)
+            clean_up(error, self._progress.close, self._holder.close, self._store.discard)
             raise
         self.result.folder = self._store.path
         self._record.begin(self._holder.build_seconds, environment.versions)
@@ -293,7 +297,7 @@ class Run:
         name = find_free_name(suite.title, [found.name for found in self.result.suites])
         expected = self._checked[id(suite)].count
         known = self._store.begin_suite(name, declare_suite(suite))
-        self._options.progress.suite_started(name, expected)
+        self._progress.suite_started(name, expected)
         self._is_running_suite = True
         try:
             found = SuiteRun(
@@ -310,7 +314,7 @@ class Run:
             ).run()
         finally:
             self._is_running_suite = False
-            self._options.progress.suite_finished()
+            self._progress.suite_finished()
         self._store.finish_suite(found)
         self.result.suites.append(found)
         self._holder.record_execution()
@@ -342,6 +346,7 @@ class Run:
         try:
             self._write_results()
         finally:
+            self._progress.close()
             self._store.close()
 
 
@@ -390,6 +395,7 @@ def run(
     progress: Progress | None = None,
     backend: ModelBackend | None = None,
     step: int | None = None,
+    record_tokens: bool = False,
 ) -> RunResult:
     """Run the suites `tests` in their order on a model, and close it.
 
@@ -415,6 +421,7 @@ def run(
         progress=progress or Progress(),
         backend=backend,
         step=step,
+        record_tokens=record_tokens,
     )
     with Run(engine, model, options, session=session) as handle:
         handle.prepare(suites)

@@ -15,6 +15,7 @@ from evalution.results import SampleResult, SuiteResult
 from evalution.runs.in_flight import InFlightSamples, OpenSample, SampleSource
 from evalution.runs.known_answers import KnownAnswers
 from evalution.runs.options import RunOptions
+from evalution.runs.token_record import TokenRecorder
 from evalution.suites.suite import AnySuite, Sample
 from evalution_core import (
     BaseInferenceSession,
@@ -81,7 +82,11 @@ class SuiteRun:
         self._write = write
         self._notices = notices
         self._in_flight = InFlightSamples(suite.request_kind)
-        self._source = SampleSource(suite, name, options.limit, self._in_flight, known, stop)
+        self._recorder = TokenRecorder(session) if options.record_tokens else None
+        prepare = self._recorder and self._recorder.prepare
+        self._source = SampleSource(
+            suite, name, options.limit, self._in_flight, known, stop, prepare
+        )
         with wrap_errors(f"suite {name!r}: tally"):
             self._tally = suite.make_accumulator()
         self._suite_options = suite.to_dict()
@@ -111,6 +116,8 @@ class SuiteRun:
         with wrap_errors(f"suite {self._name!r}: metrics", ScoringError):
             metrics = self._tally.results()
             notices = list(self._suite.list_notices(self._notes, self._done))
+        if self._recorder is not None and self._recorder.notice is not None:
+            notices.append(self._recorder.notice)
         self._notices.extend(mask_text(f"{self._name}: {notice}") for notice in notices)
         first = self._first_failure
         return SuiteResult(
@@ -178,6 +185,9 @@ class SuiteRun:
         if (error := opened.error or self._score(result, opened)) is not None:
             self._fail(result, error, sample)
         result.tokens = self._tokens(list(opened.answers.values()))
+        if self._recorder is not None:
+            positions = range(len(sample.requests))
+            result.token_logprobs = self._recorder.record(map(opened.answers.get, positions))
         self._write(result)
         if time.monotonic() - self._reported_at >= _REPORT_S:
             self._report()

@@ -108,7 +108,7 @@ class ChoiceSuite(PromptedSuite[ChoiceSample, LoglikelihoodOutput]):
         return Score(
             self.measures(sample, chosen),
             sample.choices[chosen["acc"]],
-            {**extracted, "logprobs": sums},
+            {**extracted, "choices": list(sample.choices), "logprobs": sums},
         )
 
     def measures(

@@ -78,7 +78,7 @@ class SuiteView:
         right = float(self.metrics[self.judged_by])
         values = self.columns.metrics[self.judged_by]
         return bytearray(
-            _NEITHER if has_failed or value != value else value == right  # noqa: PLR0124 - NaN
+            _NEITHER if has_failed or value != value else value == right
             for value, has_failed in zip(values, self.columns.failed, strict=True)
         )
 
@@ -171,9 +171,7 @@ def list_samples(
     }
 
 
-def choose_places(
-    suite: SuiteView, query: SampleQuery, against: SuiteView | None
-) -> Sequence[int]:
+def choose_places(suite: SuiteView, query: SampleQuery, against: SuiteView | None) -> Sequence[int]:
     """Return the places of the samples that are chosen, in their order, without the search.
 
     Raises:

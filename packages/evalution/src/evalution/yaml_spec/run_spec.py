@@ -71,7 +71,10 @@ def _find_reader() -> BackendReader:
     return entries[0].load()
 
 
-SECTIONS = ("engine", "model", "tests", "backend", "against", "isolate", "on_error", "max_failures")
+SECTIONS = (
+    *("engine", "model", "tests", "backend", "against"),
+    *("isolate", "on_error", "max_failures", "record_tokens"),
+)
 """Sections that a spec may have."""
 
 
@@ -91,6 +94,7 @@ class Spec:
     isolate: bool = False
     failures: FailurePolicy = field(default_factory=FailurePolicy)
     backend: ModelBackend | None = None
+    record_tokens: bool = False
 
 
 def load_spec(source: str) -> Spec:
@@ -160,9 +164,10 @@ def parse_spec(found: object, path: Path) -> Spec:
         model,
         _parse_tests(document["tests"], folder),
         _parse_against(document.get("against"), model, folder),
-        _parse_isolate(document.get("isolate", False)),
+        _parse_switch(document, "isolate"),
         FailurePolicy(document.get("on_error", "record"), document.get("max_failures")),
         backend,
+        _parse_switch(document, "record_tokens"),
     )
 
 
@@ -281,9 +286,10 @@ def _parse_against(declared: object, model: Model, base: Path) -> EngineAndModel
     return EngineAndModel(parse_engine(fields["engine"], base), other)
 
 
-def _parse_isolate(declared: object) -> bool:
+def _parse_switch(document: Mapping[str, Any], section: str) -> bool:
+    declared: object = document.get(section, False)
     if not isinstance(declared, bool):
-        raise ConfigurationError(f"isolate must be true or false, got {declared!r}")
+        raise ConfigurationError(f"{section} must be true or false, got {declared!r}")
     return declared
 
 

@@ -73,6 +73,11 @@ _SECTIONS: dict[str, Any] = {
         "type": "boolean",
         "default": False,
     },
+    "record_tokens": {
+        "description": "Keep each token of an answer with its log-probability in its sample.",
+        "type": "boolean",
+        "default": False,
+    },
     "on_error": {
         "description": "`record` counts a failed request and goes on, `raise` ends the run.",
         "enum": ["record", "raise"],
