@@ -12,13 +12,13 @@ from evalution.comparison.comparison import (
     MetricComparison,
     SuiteComparison,
     compare_samples,
-    is_binary,
 )
 from evalution.redaction import mask_text
 from evalution.report.rendering import RunLabel
 from evalution.results import MetricResult, RunResult, SuiteResult
 from evalution.runs.reader import RunSamples, read_partial_suites
 from evalution.sample_columns import SampleColumns
+from evalution.scoring.metrics import wilson_interval
 from evalution.view.documents import (
     ComparisonDocument,
     DifferenceDocument,
@@ -28,6 +28,7 @@ from evalution.view.documents import (
     ScoreDocument,
     SuiteDocument,
 )
+from evalution.view.samples import SuiteView
 from evalution_core.redaction import redact
 
 _STATUS: Mapping[str, RunStatus] = {"done": "finished"}
@@ -54,17 +55,11 @@ class ReportRun:
     def columns(self, suite: SuiteResult) -> SampleColumns:
         return self.samples.columns(suite)
 
-    def judge(self, suite: SuiteResult) -> tuple[str, float] | None:
-        """Return the first metric by which samples are right or wrong, and the value of right."""
-        columns = self.columns(suite).metrics
-        for name in suite.metrics or columns:
-            if name in columns and is_binary(columns[name]):
-                return name, float(_is_higher_better(suite, name))
-        return None
-
-
-def _is_higher_better(suite: SuiteResult, metric: str) -> bool:
-    return suite.metrics[metric].higher_is_better if metric in suite.metrics else True
+    def view(self, suite: SuiteResult) -> SuiteView:
+        columns = self.columns(suite)
+        metrics = {name: metric.higher_is_better for name, metric in suite.metrics.items()}
+        known = metrics or dict.fromkeys(columns.metrics, True)
+        return SuiteView(self.label.letter, suite.name, columns, self.samples.of(suite), known)
 
 
 def make_run_document(found: ReportRun) -> RunDocument:
@@ -128,12 +123,13 @@ def _make_score(
 def _make_partial_scores(found: ReportRun, suite: SuiteResult) -> list[ScoreDocument]:
     """Return the share of right rows so far; other metrics may be no means of their rows."""
     columns = found.columns(suite)
-    judged = found.judge(suite)
-    if judged is None:
+    judged_by = found.view(suite).judged_by
+    if judged_by is None:
         return []
-    values = [value for value in columns.metrics[judged[0]] if math.isfinite(value)]
-    score = MetricResult(sum(values) / len(values), None, True, len(values))
-    made = _make_score(suite.name, judged[0], score, sum(columns.failed), is_main=True)
+    values = [value for value in columns.metrics[judged_by] if math.isfinite(value)]
+    share = sum(values) / len(values)
+    score = MetricResult(share, None, True, len(values), wilson_interval(share, len(values)))
+    made = _make_score(suite.name, judged_by, score, sum(columns.failed), is_main=True)
     return [{**made, "is_partial": True}]
 
 
@@ -172,14 +168,13 @@ def _compare_precision(run: RunResult, first: RunResult) -> list[str]:
 
 
 def _make_suite_document(found: ReportRun, suite: SuiteResult) -> SuiteDocument:
-    judged = found.judge(suite)
     is_finished = suite not in found.partial
     return {
         "name": suite.name,
         "type": suite.type,
         "is_finished": is_finished,
         "metrics": list(suite.metrics or found.columns(suite).metrics),
-        "judged_by": judged and judged[0],
+        "judged_by": found.view(suite).judged_by,
         "samples": suite.n or len(found.columns(suite)),
         "failed": suite.failed or sum(found.columns(suite).failed),
         "truncated": suite.truncated,
@@ -193,7 +188,9 @@ def _make_suite_document(found: ReportRun, suite: SuiteResult) -> SuiteDocument:
     }
 
 
-def compare_all(runs: Sequence[ReportRun]) -> tuple[dict[str, ComparisonDocument], list[Comparison]]:
+def compare_all(
+    runs: Sequence[ReportRun],
+) -> tuple[dict[str, ComparisonDocument], list[Comparison]]:
     """Return the comparisons by their baseline, and those of the first run with each other one."""
     documents: dict[str, ComparisonDocument] = {}
     pairs = list(combinations(range(len(runs)), 2))
@@ -221,6 +218,7 @@ def _add(
     baseline, run = letters
     empty: ComparisonDocument = {
         "baseline": baseline, "runs": [], "differences": [], "conditions": {}, "flipped": {},
+        "remarks": {},
     }  # fmt: skip
     known = documents.setdefault(baseline, empty)
     found = [
@@ -244,6 +242,12 @@ def _add(
         "flipped": {
             **known["flipped"],
             run: {suite.name: len(suite.flips) for suite in compared.suites if suite.flipped_by},
+        },
+        "remarks": {
+            **known["remarks"],
+            run: [
+                f"{suite.name}: {text}" for suite in compared.suites for text in list_remarks(suite)
+            ],
         },
     }
 
@@ -280,7 +284,6 @@ def make_difference(
         "paired": test.pairs if test is not None else suite.rows.paired,
         "gained": better[0] if test is not None else None,
         "lost": better[1] if test is not None else None,
-        "remarks": list_remarks(suite),
     }
 
 

@@ -44,8 +44,10 @@ class RunLabel:
 def label_runs(runs: Sequence[RunResult]) -> list[RunLabel]:
     """A label for each run, in their order; credentials are redacted."""
     settings = [_list_settings(run) for run in runs]
-    apart = find_differing_keys(settings)
     titles = [f"{_name_model(run)} on {_name_engine(run)}" for run in runs]
+    apart = find_differing_keys(settings)
+    if len(set(map(_name_model, runs))) > 1:  # the model's name says it
+        apart = [name for name in apart if name != "path"]
     labels: list[RunLabel] = []
     for position, (run, found) in enumerate(zip(runs, settings, strict=True)):
         letter = _make_letter(position)

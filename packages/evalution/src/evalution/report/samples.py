@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import math
 import random
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from typing import Any, cast
 
-from evalution.redaction import mask_text
 from evalution.report.documents import ReportRun
-from evalution.results import SampleResult, SuiteResult, to_json
+from evalution.results import to_json
 from evalution.sample_columns import SampleColumns
+from evalution.view.samples import SuiteView, make_sample
 
 BUDGET_BYTES = 22_000_000
 """Of all samples together."""
@@ -22,6 +21,7 @@ _TEXT_HEAD = 4_000
 _ESCAPED, _ESCAPE = "<>&", 5
 """Characters that a page holds as `\\u003c` and the like, and the bytes that this adds."""
 _SHARED = ("prompt", "messages", "target")
+_PLACE = frozenset({"run", "suite", "index", "previous", "next"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,13 +57,10 @@ def embed_samples(
     names = list(dict.fromkeys(suite.name for run in runs for suite in run.suites))
     left = BUDGET_BYTES
     for position, name in enumerate(names):
-        sides = [
-            (run, next((suite for suite in run.suites if suite.name == name), None)) for run in runs
-        ]
-        columns = [run.columns(suite) for run, suite in sides if suite is not None]
-        order = order_rows(columns, flipped.get(name, ()))
+        views = [run.view(suite) for run in runs for suite in run.suites if suite.name == name]
+        order = order_rows([view.columns for view in views], flipped.get(name, ()))
         share = left // (len(names) - position)
-        rows[name], used = _take_rows(sides, islice(order, samples_per_suite), share)
+        rows[name], used = _take_rows(views, islice(order, samples_per_suite), share)
         left -= used
         counts[name] = len(order)
     return EmbeddedSamples(rows, counts)
@@ -87,24 +84,14 @@ def order_rows(columns: Sequence[SampleColumns], flipped: Collection[int]) -> li
     return [*first, *others]
 
 
-_Side = tuple[ReportRun, SuiteResult | None]
-
-
 def _take_rows(
-    sides: Sequence[_Side], wanted: Iterable[int], budget: int
+    views: Sequence[SuiteView], wanted: Iterable[int], budget: int
 ) -> tuple[list[dict[str, Any]], int]:
     """Return rows by their numbers until the budget of bytes is spent, and their size."""
-    stored = [(run, None if suite is None else run.samples.of(suite), suite) for run, suite in sides]
-    judges = [None if suite is None else run.judge(suite) for run, suite in sides]
     chosen: list[dict[str, Any]] = []
     used = 0
     for index in wanted:
-        samples = {
-            run.label.letter: (next(iter(held.at([index]))), judged)
-            for (run, held, _), judged in zip(stored, judges, strict=True)
-            if held is not None and index in held
-        }
-        row = _make_row(index, samples)
+        row = _make_row(index, [view for view in views if view.find_place(index) is not None])
         text = to_json(row)
         size = len(text.encode()) + _ESCAPE * sum(text.count(character) for character in _ESCAPED)
         if used + size > budget:
@@ -114,79 +101,19 @@ def _take_rows(
     return sorted(chosen, key=lambda row: row["index"]), used
 
 
-def _make_row(
-    index: int, samples: Mapping[str, tuple[SampleResult, tuple[str, float] | None]]
-) -> dict[str, Any]:
-    found = {letter: make_sample(*each) for letter, each in samples.items()}
+def _make_row(index: int, views: Sequence[SuiteView]) -> dict[str, Any]:
+    found = {view.run: _cut_texts(make_sample(view, index)) for view in views}
     first = next(iter(found.values()))
     shared = {name: first[name] for name in _SHARED}
     runs = {
-        letter: {
+        run: {
             name: value
             for name, value in sample.items()
-            if name not in shared or value != shared[name]
+            if name not in _PLACE and (name not in shared or value != shared[name])
         }
-        for letter, sample in found.items()
+        for run, sample in found.items()
     }
     return {"index": index, "shared": shared, "runs": runs}
-
-
-def make_sample(sample: SampleResult, judged: tuple[str, float] | None) -> dict[str, Any]:
-    """Return a sample document without its place, long texts cut in their middle.
-
-    Args:
-        sample: it.
-        judged: the metric that judges it, and its value where it is right.
-    """
-    value = sample.metrics.get(judged[0]) if judged else None
-    is_text = sample.prompt is None or isinstance(sample.prompt, str)
-    made = {
-        "prompt": sample.prompt if is_text else None,
-        "messages": None if is_text else list(_list_messages(cast(Any, sample.prompt))),
-        "target": sample.target,
-        "prediction": sample.prediction,
-        "extracted": {} if _has_choices(sample) else dict(sample.extracted),
-        "choices": list(_list_choices(sample)),
-        "metrics": dict(sample.metrics),
-        "right": None if value is None or judged is None else value == judged[1],
-        "counts": dict(sample.tokens),
-        "tokens": None,
-        "error": None if sample.error is None else mask_text(sample.error),
-    }
-    return cast("dict[str, Any]", _cut_texts(made))
-
-
-def _list_messages(prompt: Sequence[Mapping[str, Any]]) -> Iterator[dict[str, str]]:
-    for message in prompt:
-        content = message.get("content")
-        text = content if isinstance(content, str) else to_json(content)
-        yield {"role": str(message.get("role", "")), "content": text}
-
-
-def _has_choices(sample: SampleResult) -> bool:
-    return isinstance(sample.extracted.get("logprobs"), list)
-
-
-def _list_choices(sample: SampleResult) -> Iterator[dict[str, Any]]:
-    """Yield the choices with their softmax; nothing for a sample that has none."""
-    if not _has_choices(sample):
-        return
-    logprobs = cast("list[float | None]", sample.extracted["logprobs"])
-    known = [value for value in logprobs if value is not None]
-    top = max(known, default=0.0)
-    total = sum(math.exp(value - top) for value in known) or 1.0
-    texts = cast("list[str]", sample.extracted.get("choices") or [None] * len(logprobs))
-    for place, (text, logprob) in enumerate(zip(texts, logprobs, strict=True)):
-        yield {
-            "text": text,
-            "logprob": logprob,
-            "probability": None if logprob is None else math.exp(logprob - top) / total,
-            "is_target": sample.extracted.get("gold") == place,
-            "chosen_by": [
-                name for name in ("acc", "acc_norm") if sample.extracted.get(name) == place
-            ],
-            "tokens": None,
-        }
 
 
 def _cut_texts(value: Any) -> Any:

@@ -35,16 +35,16 @@ const ComparisonPage = (() => {
     const link = (which, count) => (count === null ? Dom.DASH : element("a", { href: Address.make("samples", { run: run.id, suite: found.suite, against: base.id, which }) }, Dom.number(count)));
     return element("tr", {},
       element("td", {}, Dom.badge(run)),
-      element("td", { class: "number" }, Dom.score(found.baseline_value)),
-      element("td", { class: "number" }, Dom.score(found.value)),
       element("td", { class: "number" }, Dom.signed(found.difference)),
       element("td", { class: "number muted" }, found.low === null ? Dom.DASH : `${Dom.signed(found.low)} to ${Dom.signed(found.high)}`),
       element("td", { class: "number" }, Dom.chance(found.p_value)),
+      element("td", {}, element("span", { class: `reading ${clear ? said : "muted"}` }, said)),
+      element("td", { class: "number muted" }, Dom.score(found.baseline_value)),
+      element("td", { class: "number muted" }, Dom.score(found.value)),
       element("td", { class: "number" }, Dom.number(found.gained)),
       element("td", { class: "number" }, Dom.number(found.lost)),
       element("td", { class: "number" }, flips === undefined ? Dom.DASH : link("flipped", flips)),
-      element("td", { class: "number muted" }, Dom.number(found.paired)),
-      element("td", {}, element("span", { class: `reading ${clear ? said : "muted"}` }, said)));
+      element("td", { class: "number muted" }, Dom.number(found.paired)));
   }
 
   function suiteBody(suite, found, base, runs, flipped) {
@@ -58,19 +58,23 @@ const ComparisonPage = (() => {
         return made;
       });
     });
-    const remarks = new Map(found.flatMap((each) => each.remarks.map((text) => [`${each.run} ${text}`, [by.get(each.run), text]])));
     return element("tbody", {},
       element("tr", { class: "suite" }, element("th", { scope: "rowgroup", class: "stick", colspan: "12" }, suite)),
-      rows,
-      [...remarks.values()].map(([run, text]) => element("tr", { class: "remark" }, element("td", { colspan: "12" }, element("div", {}, Dom.badge(run), ` ${text}`)))));
+      rows);
   }
 
   function table(found, base, runs) {
-    const heads = [["Suite and metric", "stick"], ["Run", ""], [base.letter, "number"], ["Value", "number"], ["Difference", "number"], ["95 % interval", "number"], ["p", "number"],
-      ["Rows better", "number"], ["Rows worse", "number"], ["Flipped", "number"], ["Pairs", "number"], ["Reading", ""]];
+    const heads = [["Suite and metric", "stick"], ["Run", ""], ["Difference", "number"], ["95 % interval", "number"], ["p", "number"], ["Reading", ""],
+      [`In ${base.letter}`, "number"], ["In the run", "number"], ["Rows gained", "number"], ["Rows lost", "number"], ["Flipped", "number"], ["Pairs", "number"]];
     const suites = [...new Set(found.differences.map((each) => each.suite))];
     return Dom.table("Table of differences", "differences", element("tr", {}, heads.map(([text, kind]) => element("th", { scope: "col", class: kind || null }, text))),
       suites.map((suite) => suiteBody(suite, found.differences.filter((each) => each.suite === suite), base, runs, found.flipped)));
+  }
+
+  // What limits the comparison: other options, rows that were left out.
+  function remarks(found, runs) {
+    const said = runs.flatMap((run) => (found.remarks?.[run.id] ?? []).map((text) => element("li", {}, Dom.badge(run), ` ${text}`)));
+    return said.length ? element("ul", { class: "remarks" }, said) : null;
   }
 
   function conditions(found, base, runs) {
@@ -99,7 +103,7 @@ const ComparisonPage = (() => {
     const none = found.differences.length === 0 ? element("p", { class: "none" }, "These runs have no suite in common.") : null;
     place.replaceChildren(...[element("h2", {}, `Differences to ${base.letter}`), ...choices(runs, base, others),
       element("p", { class: "muted" }, "Rows that both runs answered, in pairs. A difference with p below 0.05 is called better or worse. With many rows in this table, one in twenty falls below by chance alone."),
-      none ?? table(found, base, others), none ? null : Charts.differences(found.differences, base, others), conditions(found, base, others)].filter((part) => part !== null));
+      none ?? table(found, base, others), remarks(found, others), none ? null : Charts.differences(found.differences, base, others), conditions(found, base, others)].filter((part) => part !== null));
   }
 
   return { draw };

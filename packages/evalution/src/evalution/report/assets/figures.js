@@ -166,7 +166,9 @@ const Figures = (() => {
       parts.push(legend);
     }
     if (figure.y.title) parts.push(titled("y", figure.y.title));
-    parts.push(chart(figure, width));
+    const drawn = chart(figure, width);
+    drawn.setAttribute("aria-hidden", "true"); // its place has the summary
+    parts.push(drawn);
     if (figure.x.title) parts.push(titled("x", figure.x.title));
     place.replaceChildren(...parts);
   }

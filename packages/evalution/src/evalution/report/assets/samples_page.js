@@ -74,6 +74,13 @@ const SamplesPage = (() => {
     return found.total === null ? `of ${all}` : `${Dom.number(found.total)} of ${all}`;
   }
 
+  // A report may hold a part of the rows.
+  function heldPart(found) {
+    if (found.held === undefined || found.held >= found.every) return [];
+    return [element("div", { class: "notice warning", role: "note" }, element("p", {},
+      `This page holds ${Dom.number(found.held)} of ${Dom.number(found.every)} rows: first those that failed or were flipped between runs, then others at random. The run folder holds all of them.`))];
+  }
+
   // Arrow keys go through the list; the item with the focus is the sample that is shown.
   function onKeys(event) {
     const links = [...event.currentTarget.querySelectorAll("a.item")];
@@ -95,7 +102,7 @@ const SamplesPage = (() => {
       items.length ? element("ol", { class: "list", onkeydown: onKeys }, items) : element("p", { class: "none" }, "No sample fits these filters."),
       element("p", { class: "keys muted" }, element("kbd", {}, "/"), " search ", element("kbd", {}, "↑"), element("kbd", {}, "↓"), " sample"));
     const detail = element("article", { id: "detail", "aria-label": "Sample", "aria-live": "off", tabindex: "0" }, element("p", { class: "none" }, items.length ? "Choose a sample." : ""));
-    place.replaceChildren(filters(values, runs, suites), element("div", { class: "panes" }, left, detail));
+    place.replaceChildren(filters(values, runs, suites), ...heldPart(found), element("div", { class: "panes" }, left, detail));
     return { left, detail, first: found.samples[0]?.index };
   }
 

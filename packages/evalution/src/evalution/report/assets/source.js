@@ -120,7 +120,7 @@ const Source = (() => {
     const offset = Number(values.offset ?? 0);
     const page = found.slice(offset, offset + Number(values.limit));
     return {
-      ...values, every: embedded.counts[values.suite] ?? found.length, total: found.length,
+      ...values, every: embedded.counts[values.suite] ?? found.length, total: found.length, held: embedded.samples[values.suite]?.length ?? 0,
       has_more: offset + page.length < found.length,
       samples: page.map(({ sample, other }) => ({ ...brief(sample), other: other === null ? null : brief(other) })),
     };
