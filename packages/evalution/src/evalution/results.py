@@ -59,12 +59,16 @@ def read_precision(engine: Mapping[str, Any]) -> str | None:
     return None if dtype is None else str(dtype)
 
 
-def describe_precisions(left: str | None, right: str | None) -> str | None:
+def describe_precisions(
+    left: str | None, right: str | None, *, sides: tuple[str, str] = ("left", "right")
+) -> str | None:
     """Return a sentence about two runs that were computed in different precisions, else None."""
     if left == right:
         return None
     named = [dtype or "a precision that its session doesn't report" for dtype in (left, right)]
-    return f"left was computed in {named[0]}, right in {named[1]}: that alone moves scores"
+    return (
+        f"{sides[0]} was computed in {named[0]}, {sides[1]} in {named[1]}: that alone moves scores"
+    )
 
 
 @dataclass(frozen=True, slots=True)

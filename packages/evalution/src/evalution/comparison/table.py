@@ -104,21 +104,24 @@ def list_headings(comparison: Comparison) -> Iterator[str]:
         yield f"  versions: {versions} differ; --json lists them"
 
 
-def list_remarks(comparison: Comparison) -> Iterator[str]:
-    """Yield caveats to print below the table."""
-    if found := describe_precisions(comparison.left.precision, comparison.right.precision):
+def list_remarks(
+    comparison: Comparison, sides: tuple[str, str] = ("left", "right")
+) -> Iterator[str]:
+    """Yield caveats to print below the table; `sides` are the words for the two runs."""
+    runs = comparison.left, comparison.right
+    if found := describe_precisions(runs[0].precision, runs[1].precision, sides=sides):
         yield found
-    for side, run in (("left", comparison.left), ("right", comparison.right)):
+    for side, run in zip(sides, runs, strict=True):
         if run.status != "done":
             yield f"the {side} run is {run.status}: only its finished suites are compared"
-    for side, names in (("left", comparison.left_only), ("right", comparison.right_only)):
+    for side, names in zip(sides, (comparison.left_only, comparison.right_only), strict=True):
         if names:
             yield f"only in the {side} run: {', '.join(names)}"
     if not comparison.suites:
         yield "no suite is in both runs, so there is nothing to compare"
     for suite in comparison.suites:
         yield from (f"{suite.name}: {remark}" for remark in _list_option_remarks(suite))
-        yield from (f"{suite.name}: {remark}" for remark in _list_row_remarks(suite))
+        yield from (f"{suite.name}: {remark}" for remark in _list_row_remarks(suite, sides))
 
 
 def shorten(text: str | None, length: int = _TEXT) -> str:
@@ -140,14 +143,14 @@ def _list_option_remarks(suite: SuiteComparison) -> Iterator[str]:
         yield f"{more} more option{'' if more == 1 else 's'} differ; --json lists them"
 
 
-def _list_row_remarks(suite: SuiteComparison) -> Iterator[str]:
+def _list_row_remarks(suite: SuiteComparison, sides: tuple[str, str]) -> Iterator[str]:
     rows = suite.rows
     if not all(metric.same_rows for metric in suite.metrics):
         yield "the scores are of different rows; difference and p are of those that both answered"
-    for side, count in (("left", rows.left_only), ("right", rows.right_only)):
+    for side, count in zip(sides, (rows.left_only, rows.right_only), strict=True):
         if count:
             yield f"{_count_rows(count)} only in the {side} run"
-    for side, count in (("left", rows.left_failed), ("right", rows.right_failed)):
+    for side, count in zip(sides, (rows.left_failed, rows.right_failed), strict=True):
         if count:
             yield f"{_count_rows(count)} failed in the {side} run and count in no test"
     for count, remark in (

@@ -161,10 +161,13 @@ class SampleListDocument(TypedDict):
 
 
 class TokenDocument(TypedDict):
-    """A token with its log-probability; `text` is what it adds to the text before it."""
+    """A token with its log-probability; `text` is what it adds to the text before it.
+
+    Both `id` and `text` are None where a server gives log-probabilities alone.
+    """
 
     id: int | None
-    text: str
+    text: str | None
     logprob: float | None
 
 
@@ -240,14 +243,13 @@ class DifferenceDocument(TypedDict):
     paired: int
     gained: int | None
     lost: int | None
-    remarks: Sequence[str]
 
 
 class ComparisonDocument(TypedDict):
     """Runs against a baseline, as `GET /api/compare` has it.
 
     `conditions` are the settings that differ from the baseline's, by run: `[name, baseline's,
-    run's]`. `flipped` counts the flipped rows by run and suite.
+    run's]`. `flipped` counts the flipped rows by run and suite, `remarks` are caveats by run.
     """
 
     baseline: str
@@ -255,6 +257,7 @@ class ComparisonDocument(TypedDict):
     differences: Sequence[DifferenceDocument]
     conditions: Mapping[str, Sequence[Sequence[Any]]]
     flipped: Mapping[str, Mapping[str, int]]
+    remarks: Mapping[str, Sequence[str]]
 
 
 class LatestDocument(TypedDict):

@@ -14,7 +14,7 @@ from typing import Any, get_args
 from evalution.comparison.comparison import is_binary, pair_samples
 from evalution.redaction import mask_text
 from evalution.sample_columns import SampleColumns
-from evalution.samples import SampleResult
+from evalution.samples import SampleResult, TokenLogprob
 from evalution.samples_file import SuiteSamples
 from evalution.user_input import LARGEST
 from evalution.view.documents import (
@@ -327,7 +327,7 @@ def make_sample(
         "metrics": sample.metrics,
         "right": suite.is_right(at),
         "counts": sample.tokens,
-        "tokens": _make_tokens(tokens[0]) if tokens and not choices else None,
+        "tokens": None if choices or not tokens else _make_tokens(tokens[0]),
         "error": None if sample.error is None else mask_text(sample.error),
         "previous": before,
         "next": after,
@@ -369,7 +369,7 @@ def _make_choices(sample: SampleResult) -> list[ChoiceDocument]:
             "probability": share,
             "is_target": text is not None and text == sample.target,
             "chosen_by": [name for name, index in chosen.items() if index == at],
-            "tokens": None if found is None else _make_tokens(found),
+            "tokens": _make_tokens(found),
         }
         for at, (text, logprob, share, found) in enumerate(
             zip(texts, logprobs, shares, tokens, strict=True)
@@ -386,5 +386,20 @@ def _softmax(logprobs: Sequence[float | None]) -> list[float | None]:
     return [weight / math.fsum(weights) for weight in weights]
 
 
-def _make_tokens(tokens: Sequence[Sequence[Any]]) -> list[TokenDocument]:
+def _make_tokens(tokens: Sequence[TokenLogprob] | None) -> list[TokenDocument] | None:
+    if tokens is None:
+        return None
     return [{"id": number, "text": text, "logprob": logprob} for number, text, logprob in tokens]
+
+
+def list_latest(suite: SuiteView, arrived: SampleColumns, limit: int) -> list[SampleRowDocument]:
+    """Return the samples that were answered last and aren't right, the latest first.
+
+    Args:
+        suite: the samples in the order of their rows.
+        arrived: the same in the order of their answers.
+        limit: at most that many.
+    """
+    places = (suite.find_place(row) for row in reversed(arrived.rows))
+    wrong = (at for at in places if at is not None and suite.judgements[at] != _RIGHT)
+    return make_rows(suite, list(islice(wrong, limit)))
