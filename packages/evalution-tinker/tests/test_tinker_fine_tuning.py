@@ -53,7 +53,7 @@ def test_example_learns_and_its_report_shows_it(
     assert scores[0] == 0
     assert scores[-1] > 0.5
     page = (tmp_path / "report.html").read_text(encoding="utf-8")
-    figures = page.partition('id="figures-data">')[2].partition("</script>")[0]
-    (curve, *_) = json.loads(figures)["curve-shares"]["data"]
-    assert curve["x"] == [0, 50, 100]
-    assert curve["y"] == pytest.approx(scores)
+    found = json.loads(page.partition('id="documents">')[2].partition("</script>")[0])
+    assert [one["step"] for one in found["details"].values()] == [0, 50, 100]
+    shown = [one["scores"][0]["value"] for one in found["runs"]["runs"]]
+    assert shown == pytest.approx(scores)

@@ -149,7 +149,7 @@ def test_example_learns_and_evaluation_does_not_affect_training(tmp_path: Path) 
     assert scores[0] < 0.05
     assert scores[-1] > 0.5
     page = (tmp_path / "with" / "report.html").read_text(encoding="utf-8")
-    figures = page.partition('id="figures-data">')[2].partition("</script>")[0]
-    (first, *_) = json.loads(figures)["curve-shares"]["data"]
-    assert first["x"] == [0, 75, 150]
-    assert first["y"] == pytest.approx(scores)
+    found = json.loads(page.partition('id="documents">')[2].partition("</script>")[0])
+    assert [one["step"] for one in found["details"].values()] == [0, 75, 150]
+    shown = [one["scores"][0]["value"] for one in found["runs"]["runs"]]
+    assert shown == pytest.approx(scores)

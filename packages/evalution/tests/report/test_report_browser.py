@@ -2,21 +2,28 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
+import threading
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-pytest.importorskip("jinja2", reason="needs jinja2, of evalution[report]")
+from evalution.report.view_page import render_view_page
+
 playwright = pytest.importorskip("playwright.sync_api", reason="needs playwright")
+axe = pytest.importorskip("axe_playwright_python.sync_playwright", reason="needs axe-core")
 
 pytestmark = pytest.mark.wide
 
 ROWS = 60
+DOCUMENTS = Path(__file__).parents[1] / "view" / "documents.json"
 HOSTILE = "</script><script>document.title = 'broken'</script><img src=x onerror=alert(1)>\u2028"
 NAMES = ("chromium", "chromium-browser", "google-chrome", "chrome")
 QUIET = [
@@ -30,21 +37,39 @@ class Visit:
     """A page in a browser, and all that it complained of or asked for."""
 
     page: Any
+    address: str = ""
     complaints: list[str] = field(default_factory=list)
     requests: list[str] = field(default_factory=list)
 
-    @property
-    def found(self) -> str:
-        return self.page.locator("#found").inner_text()
+    def go(self, state: str) -> None:
+        """Open a state of the page, such as `#/samples?run=A`, and wait until it is drawn."""
+        self.page.goto(f"{self.address}{state}")
+        self.wait(state)
+
+    def wait(self, state: str) -> None:
+        self.page.wait_for_function(
+            "(state) => document.documentElement.dataset.drawn === state", arg=state
+        )
 
     @property
     def places(self) -> list[str]:
-        """Suite and row of every sample that the list shows."""
-        return self.page.locator("#list .place").all_inner_texts()
+        """Rows that the list of samples shows."""
+        rows = self.page.locator("a.item").all()
+        return [row.get_attribute("data-index") for row in rows]
 
     @property
     def detail(self) -> str:
         return self.page.locator("#detail").inner_text()
+
+
+def count_findings(page: Any) -> list[str]:
+    """Return the serious and critical findings of axe-core, as rule and places."""
+    found = axe.Axe().run(page).response["violations"]
+    return [
+        f"{rule['id']}: {[node['target'] for node in rule['nodes'][:3]]}"
+        for rule in found
+        if rule["impact"] in ("serious", "critical")
+    ]
 
 
 @pytest.fixture(scope="module")
@@ -62,20 +87,32 @@ def chromium() -> Iterator[Any]:
 def report(
     write_page: Any, make_run: Any, make_suite: Any, make_sample: Any, tmp_path: Path
 ) -> Path:
-    """Two runs: B loses row 3, gains row 4, fails in row 5; texts that try to break out."""
+    """Three runs: B loses row 3, gains row 4, fails in row 5; texts that try to break out."""
     chat = [
         {"role": "user", "content": f"What is a needle? {HOSTILE}"},
         {"role": "assistant", "content": "A thin thing."},
-        {"role": "user", "content": "And a haystack?"},
+        {"role": "user", "content": "And a haystack of 12?"},
     ]
 
-    def sums(values: dict[int, float], **changes: Any) -> Any:
+    def sums(values: dict[int, float], error: str | None = None) -> Any:
         samples = [make_sample(index, values.get(index, 1.0)) for index in range(ROWS)]
         samples[7].prompt = chat
         samples[7].prediction = f"  {HOSTILE}"
-        if "error" in changes:
-            samples[5] = make_sample(5, None, prediction=None, error=changes["error"])
+        if error is not None:
+            samples[5] = make_sample(5, None, prediction=None, error=error)
         return make_suite("sums", samples)
+
+    def choices(right: range) -> Any:
+        extracted = {"acc": 1, "choices": [HOSTILE, "blue"], "logprobs": [-9.3, -0.2]}
+        tokens = [[[7, "bl", -0.1], [8, "ue", -4.0]]] * 2
+        samples = [
+            make_sample(
+                index, float(index in right), suite="choices", target="blue",
+                extracted=extracted, token_logprobs=tokens,
+            )
+            for index in range(ROWS)
+        ]  # fmt: skip
+        return make_suite("choices", samples)
 
     def prose(shift: float) -> Any:
         samples = [
@@ -84,50 +121,67 @@ def report(
         ]
         return make_suite("prose", samples, higher=False)
 
-    left = make_run(sums({4: 0.0}), prose(1.5))
-    right = make_run(sums({3: 0.0}, error="TimeoutError: 30 s"), prose(1.25), limit=ROWS)
-    write_page(left, right)
+    runs = [
+        make_run(sums({4: 0.0}), choices(range(20)), prose(1.5)),
+        make_run(sums({3: 0.0}, "TimeoutError: 30 s"), choices(range(50)), prose(1.25), limit=ROWS),
+        make_run(sums({}), step=9, status="interrupted", error={"type": "KeyboardInterrupt"}),
+    ]
+    write_page(*runs)
     return tmp_path / "page.html"
+
+
+@contextmanager
+def open_page(
+    chromium: Any, address: str, options: dict[str, Any] | None = None
+) -> Iterator[Visit]:
+    context = chromium.new_context(
+        **{"viewport": {"width": 1300, "height": 1000}, **(options or {})}
+    )
+    found = Visit(context.new_page(), address)
+    found.page.on("console", lambda message: found.complaints.append(message.text))
+    found.page.on("pageerror", lambda error: found.complaints.append(str(error)))
+    found.page.on("request", lambda sent: found.requests.append(sent.url))
+    found.page.goto(address)
+    found.wait("")
+    yield found
+    context.close()
 
 
 @pytest.fixture
 def visit(chromium: Any, report: Path, request: pytest.FixtureRequest) -> Iterator[Visit]:
-    options = {"viewport": {"width": 1300, "height": 1000}, **getattr(request, "param", {})}
-    context = chromium.new_context(**options)
-    found = Visit(context.new_page())
-    found.page.on("console", lambda message: found.complaints.append(message.text))
-    found.page.on("pageerror", lambda error: found.complaints.append(str(error)))
-    found.page.on("request", lambda sent: found.requests.append(sent.url))
-    found.page.goto(report.as_uri())
-    yield found
-    context.close()
+    with open_page(chromium, report.as_uri(), getattr(request, "param", None)) as found:
+        yield found
 
 
 LOOKS = [
     pytest.param({"color_scheme": "light"}, id="light"),
     pytest.param({"color_scheme": "dark"}, id="dark"),
-    pytest.param({"viewport": {"width": 380, "height": 800}}, id="narrow"),
+    pytest.param({"viewport": {"width": 400, "height": 800}}, id="narrow"),
 ]
+STATES = [
+    "", "#/compare?baseline=B", "#/run?run=B", "#/samples?run=A&suite=choices&index=30&against=B",
+]  # fmt: skip
 
 
 @pytest.mark.parametrize("visit", LOOKS, indirect=True)
-def test_page_opens_without_requests_or_errors(
+def test_every_state_is_accessible_and_asks_for_nothing(
     visit: Visit, report: Path, request: pytest.FixtureRequest
 ) -> None:
-    visit.page.locator(".plot svg").first.wait_for()
-    if folder := os.environ.get("EVALUTION_ARTEFACTS"):
-        look = request.node.callspec.id
-        visit.page.screenshot(path=Path(folder) / f"report-{look}.png", full_page=True)
-    widths = visit.page.evaluate("[document.documentElement.scrollWidth, window.innerWidth]")
+    for number, state in enumerate(STATES):
+        visit.go(state)
+        visit.page.wait_for_function(
+            "[...document.querySelectorAll('.plot')].every((plot) => plot.querySelector('svg'))"
+        )
+        if folder := os.environ.get("EVALUTION_ARTEFACTS"):
+            name = f"report-{request.node.callspec.id}-{number}.png"
+            visit.page.screenshot(path=Path(folder) / name, full_page=True)
+        widths = visit.page.evaluate("[document.documentElement.scrollWidth, window.innerWidth]")
+        assert widths[0] <= widths[1], state
+        assert count_findings(visit.page) == [], state
 
     assert visit.complaints == []
-    assert visit.requests == [report.as_uri()]
-    assert visit.page.title() == "my model on Mock, 2 runs – Evalution report"
-    assert (
-        visit.page.locator(".plot").count()
-        == visit.page.locator(".plot:has(svg g[aria-label=dot])").count()
-    )
-    assert widths[0] <= widths[1]
+    assert set(visit.requests) == {report.as_uri()}
+    assert visit.page.title() == "my model on Mock, 3 runs – Evalution report"
 
 
 def test_security_policy_blocks_requests(visit: Visit) -> None:
@@ -169,85 +223,202 @@ def test_texts_of_plots_are_whole(visit: Visit) -> None:
         assert visit.page.evaluate(outside) == []
 
 
+def test_first_sentence_says_which_run_is_better(visit: Visit) -> None:
+    said = visit.page.locator(".summary li").all_inner_texts()
+
+    assert said == [
+        "B beats A on choices by 50 points (p < 0.0001) and on prose by 0.25 ppl (p < 0.0001); "
+        "no clear difference on sums.",
+        "C and A differ by no more than chance on sums.",
+        "C was interrupted: 60 samples.",
+    ]
+
+
+def test_number_leads_to_its_wrong_answers_in_one_click(visit: Visit) -> None:
+    visit.page.locator(".matrix tbody tr").nth(0).locator("a.value").nth(1).click()
+    visit.wait("#/samples?run=A&suite=choices&which=wrong")
+
+    assert visit.places == [str(row) for row in range(20, ROWS)]
+    assert "choices · row 20" in visit.detail
+
+
+def test_matrix_is_sorted_by_a_click_and_has_a_mean_of_shares_alone(visit: Visit) -> None:
+    visit.page.get_by_role("button", name="choices").click()
+    visit.wait("#/?sort=choices&order=desc")
+    rows = visit.page.locator(".matrix tbody tr")
+    means = [rows.nth(at).locator("td").last.inner_text() for at in range(3)]
+
+    assert [rows.nth(at).locator(".badge").inner_text() for at in range(3)] == ["B", "A", "C"]
+    assert means == ["0.9082", "0.6583", "–"]  # C has no choices; perplexities are no part of it
+
+
 @pytest.mark.parametrize(
-    ("verdict", "run", "rows"),
+    ("query", "rows"),
     [
-        ("flipped", "", [3, 4]),
-        ("gained", "1", [4]),
-        ("lost", "1", [3]),
-        ("failed", "", [5]),
-        ("failed", "0", []),
-        ("wrong", "0", [4]),
+        ("which=flipped&against=B", [3, 4]),
+        ("which=wrong", [4]),
+        ("which=failed", []),
+        ("q=HAYSTACK+needle", [7]),
+        ("q=%22what+is+a+needle%22", [7]),
+        ("q=%22needle+what%22", []),
+        ("q=9.3", []),
+        ("sort=value", [4, 0]),
     ],
 )
-def test_samples_are_filtered(visit: Visit, verdict: str, run: str, rows: list[int]) -> None:
-    visit.page.select_option("#run", run)
-    visit.page.locator(f"#verdicts input[value={verdict}]").check(force=True)
+def test_state_in_the_address_chooses_samples(visit: Visit, query: str, rows: list[int]) -> None:
+    visit.go(f"#/samples?run=A&suite=sums&{query}")
 
-    assert visit.places == [f"sums · row {row}" for row in rows]
-    assert visit.found == f"{len(rows)} of {ROWS + 3} samples"
+    assert visit.places[: max(len(rows), 1)] == [str(row) for row in rows]
     assert visit.complaints == []
 
 
-def test_suite_its_metric_and_the_order_are_chosen(visit: Visit) -> None:
-    visit.page.select_option("#suite", "1")
-    visit.page.select_option("#metric", "ppl")
-    visit.page.select_option("#order", "highest")
-
-    assert visit.places == [f"prose · row {row}" for row in (2, 1, 0)]
-    assert "target 2" in visit.detail
-    assert "ppl ↓\n3.5000" in visit.detail
-
-
-def test_search_finds_texts_and_marks_them(visit: Visit) -> None:
+def test_search_as_it_is_typed_marks_what_it_finds(visit: Visit) -> None:
+    visit.go("#/samples?run=A&suite=sums")
     visit.page.keyboard.press("/")
-    visit.page.keyboard.type("HAYSTACK needle")
-    visit.page.locator("#found", has_text="1 of 63 samples").wait_for()
-    # The sample is found, and marked, before the last letters are typed.
-    visit.page.locator("#detail mark", has_text="needle").first.wait_for()
+    visit.page.keyboard.type('"haystack of 12"')
+    visit.page.locator("#found", has_text="1 of 60 samples").wait_for()
 
-    assert visit.places == ["sums · row 7"]
-    assert set(visit.page.locator("#detail mark").all_inner_texts()) == {"needle", "haystack"}
-    visit.page.fill("#query", "no such words")
-    visit.page.locator("#list", has_text="No sample fits these filters.").wait_for()
-    assert "Choose a sample." in visit.detail
+    assert visit.places == ["7"]
+    assert set(visit.page.locator("#detail mark").all_inner_texts()) == {"haystack of 12"}
+    visit.page.locator("input[type=search]").fill("no such words")
+    visit.page.get_by_text("No sample fits these filters.").wait_for()
 
 
 def test_sample_is_shown_whole_and_as_text(visit: Visit) -> None:
-    visit.page.locator("#list .item", has_text="row 7").first.click()
-
+    visit.go("#/samples?run=A&suite=sums&index=7")
     turns = visit.page.locator("#detail .turn").all_inner_texts()
+
     assert [turn.split("\n")[0] for turn in turns] == ["user", "assistant", "user"]
     assert HOSTILE.strip() in turns[0]
-    assert visit.detail.count(HOSTILE.strip()) == 3
     assert visit.page.locator("#detail img, #detail script").count() == 0
     assert "  " in visit.page.locator("#detail .answer .blank").all_inner_texts()
     assert visit.complaints == []
 
 
+def test_choices_are_bars_with_their_texts_in_two_runs_side_by_side(visit: Visit) -> None:
+    visit.go("#/samples?run=A&suite=choices&index=30&against=B")
+    answers = visit.page.locator("#detail .answer")
+    options = answers.nth(0).locator(".option")
+    widths = [
+        options.nth(at).locator(".fill").evaluate("(bar) => bar.getBoundingClientRect().width")
+        for at in range(2)
+    ]
+
+    assert answers.count() == 2
+    assert answers.nth(0).locator("header").inner_text().split() == ["A", "✗", "wrong", "wrong"]
+    assert HOSTILE.strip() in options.nth(0).inner_text()
+    assert "target" in options.nth(1).inner_text()
+    assert "chosen by acc" in options.nth(1).inner_text()
+    assert widths[1] > 100 * widths[0]
+    token = options.nth(1).locator(".token-chip").nth(1)
+    assert token.inner_text() == "ue"
+    assert "log-probability -4.0000" in token.get_attribute("title")
+
+
+def test_baseline_is_chosen_by_a_click(visit: Visit) -> None:
+    visit.go("#/compare?baseline=A")
+    row = visit.page.locator(".differences tbody").nth(1).locator("tr").nth(1)
+    assert "+0.5000" in row.inner_text()
+    visit.page.locator("[data-key=baseline-B]").click()
+    visit.page.get_by_role("heading", name="Differences to B").wait_for()
+
+    assert "baseline=B" in visit.page.url
+    assert "−0.5000" in row.inner_text()
+    assert row.locator(".reading").inner_text() == "worse"
+    row.locator("a").click()
+    visit.page.locator("#found", has_text="30 of 60 samples").wait_for()
+
+
 def test_failure_is_shown_in_place_of_scores(visit: Visit) -> None:
-    visit.page.locator("#verdicts input[value=failed]").check(force=True)
-    second = visit.page.locator("#detail .answer").nth(1).inner_text()
+    visit.go("#/samples?run=B&suite=sums&which=failed")
 
-    assert "TimeoutError: 30 s" in second
-    assert "acc" not in second
+    assert "TimeoutError: 30 s" in visit.detail
+    assert "Metrics" not in visit.detail
 
 
-def test_keyboard_reaches_every_sample(visit: Visit) -> None:
-    visit.page.locator("#list").focus()
-    for key in ("ArrowDown", "ArrowDown", "ArrowUp"):
-        visit.page.keyboard.press(key)
+def test_keyboard_goes_through_the_samples(visit: Visit) -> None:
+    visit.go("#/samples?run=A&suite=sums")
+    visit.page.locator("a.item").first.focus()
+    visit.page.keyboard.press("ArrowDown")
+    visit.wait("#/samples?run=A&suite=sums&index=1")
+    visit.page.keyboard.press("ArrowDown")
+    visit.wait("#/samples?run=A&suite=sums&index=2")
+
+    assert "sums · row 2" in visit.detail
+    assert visit.page.evaluate("document.activeElement.dataset.index") == "2"
+    visit.page.go_back()
+    visit.wait("#/samples?run=A&suite=sums&index=1")
     assert "sums · row 1" in visit.detail
-    visit.page.keyboard.press("ArrowRight")
-    assert visit.places[0] == "sums · row 50"
-    assert visit.page.locator("#page-number").inner_text() == "2 / 2"
-    visit.page.keyboard.press("End")
-    assert "prose · row 2" in visit.detail
-    visit.page.keyboard.press("Enter")
-    assert visit.page.evaluate("document.activeElement.id") == "detail"
-    visit.page.keyboard.press("Escape")
-    assert visit.page.evaluate("document.activeElement.id") == "list"
-    chosen = visit.page.locator("#list [aria-selected=true]")
-    assert chosen.get_attribute("id") == visit.page.locator("#list").get_attribute(
-        "aria-activedescendant"
-    )
+
+
+@pytest.fixture
+def live_address() -> Iterator[tuple[str, dict[str, Any]]]:
+    """A server of the live page and of documents that a test may change."""
+    documents = json.loads(DOCUMENTS.read_text(encoding="utf-8"))
+    documents["/api/sample"] = documents["/api/sample"][0]
+    page = render_view_page()
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            path = self.path.partition("?")[0]
+            body = page.html if path == "/" else json.dumps(documents.get(path))
+            self.send_response(200 if path == "/" or path in documents else 404)
+            self.send_header("content-type", "text/html" if path == "/" else "application/json")
+            self.send_header("content-security-policy", page.policy)
+            self.end_headers()
+            self.wfile.write(body.encode())
+
+        def log_message(self, *_: Any) -> None:
+            """Say nothing."""
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
+        thread = threading.Thread(target=server.serve_forever, daemon=True)
+        thread.start()
+        yield f"http://127.0.0.1:{server.server_port}/", documents
+        server.shutdown()
+
+
+@pytest.mark.parametrize("look", [{}, {"viewport": {"width": 400, "height": 800}}])
+def test_live_page_follows_a_run(
+    chromium: Any, live_address: tuple[str, dict[str, Any]], look: dict[str, Any]
+) -> None:
+    address, documents = live_address
+    with open_page(chromium, address, look) as found:
+        card = found.page.locator("article.running")
+        shown = card.inner_text()
+        assert (
+            "46 of 100 samples · suite 2 of 2 · 8.10 samples/s · 410 tokens/s · 6.7 s left" in shown
+        )
+        assert card.locator("progress").get_attribute("value") == "46"
+        assert "row 4" in card.locator(".latest").inner_text()
+        assert "old can't be read: old/results.json is damaged" in found.page.locator(
+            ".summary"
+        ).inner_text().replace("C ", "old ").replace("A ", "old ")
+        assert count_findings(found.page) == []
+        if folder := os.environ.get("EVALUTION_ARTEFACTS"):
+            found.page.screenshot(path=Path(folder) / f"view-{len(look)}.png", full_page=True)
+        run = documents["/api/runs"]["runs"][0]
+        run["progress"] |= {"done": 88, "eta_s": 1.2}
+        found.page.get_by_text("88 of 100 samples").first.wait_for()
+        run |= {"status": "finished"}
+        card.wait_for(state="detached")
+
+        assert found.complaints == []
+        assert all(sent.startswith(address) for sent in found.requests)
+
+
+def test_scores_of_several_steps_are_a_curve(
+    chromium: Any, write_page: Any, make_run: Any, make_suite: Any, make_sample: Any, tmp_path: Path
+) -> None:
+    def at(step: int) -> Any:
+        suites = [make_suite(f"suite {number}", [make_sample(0)]) for number in range(9)]
+        return make_run(*suites, step=step)
+
+    write_page(at(0), at(50))
+    with open_page(chromium, (tmp_path / "page.html").as_uri()) as found:
+        signs = found.page.locator(".charts", has_text="Scores over training").locator(
+            ".legend svg"
+        )
+        drawn = {signs.nth(number).evaluate("(sign) => sign.innerHTML") for number in range(9)}
+
+    assert len(drawn) == 9  # no two of nine series look the same

@@ -27,7 +27,7 @@ def test_command_prints_path_and_size_of_the_page(run_folder: Path, command_line
     assert done.stdout.startswith("report: report.html (")
     assert "my model on" in page
     assert ", 2 runs</h1>" in page
-    assert "This page holds 2 of 3 rows" in " ".join(page.split())
+    assert '"counts":{' in page
 
 
 @pytest.mark.parametrize("output", ["", "/"])
@@ -48,9 +48,9 @@ def test_folder_of_a_parity_check_is_a_report_too(
     both = (run_folder.parent / "both.html").read_text(encoding="utf-8")
 
     assert "Outside the tolerance." in alone
-    assert 'id="scores"' not in alone
+    assert 'id="documents"' not in alone
     assert "Outside the tolerance." in both
-    assert 'id="scores"' in both
+    assert 'id="documents"' in both
 
 
 @pytest.mark.parametrize(
@@ -69,8 +69,8 @@ def test_wrong_folders_are_reported(
 
 
 def test_missing_extra_is_reported(
-    run_folder: Path, command_line: Any, assert_says: Any, monkeypatch: pytest.MonkeyPatch
+    parity_folder: Path, command_line: Any, assert_says: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, "jinja2", None)
 
-    assert_says(command_line("report", "done"), 2, "pip install 'evalution[report]'")
+    assert_says(command_line("report", str(parity_folder)), 2, "pip install 'evalution[report]'")

@@ -34,7 +34,7 @@ def test_page_shows_candidate_beside_control(
     write_fidelity(make_fidelity(notes=["The window was cut."]), tmp_path)
     page = write_page(fidelity=read_folders([tmp_path]).fidelity)
 
-    assert "tiny q8_0 on LlamaCpp (Q8_0) against tiny on Reference (float64) Fid" in page.text
+    assert "tiny q8_0 on LlamaCpp (Q8_0) against tiny on Reference (float64)" in page.text
     assert "Quantisation cost 0.0009 nats (0.0007 to 0.0011) beyond the 0.0115" in page.text
     assert "The window was cut." in page.text
     assert "all 40 documents choices 40 documents prose 40 documents" in page.text

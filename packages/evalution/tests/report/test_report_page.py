@@ -4,18 +4,17 @@ from __future__ import annotations
 
 import base64
 import hashlib
-import math
+import html
 import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from evalution import MetricResult
 from evalution.report import write_report
+from evalution.report.page import read_folders
+from evalution.report.view_page import render_view_page
 from evalution_core import ConfigurationError
-
-pytest.importorskip("jinja2", reason="needs jinja2, of evalution[report]")
 
 HOSTILE = [
     "</script><script>document.title = 'broken'</script>",
@@ -26,87 +25,14 @@ HOSTILE = [
 ]
 
 
-def test_page_of_one_run_has_scores_and_no_differences(
+def test_page_of_twenty_rows_has_less_than_a_megabyte(
     write_page: Any, make_run: Any, make_suite: Any, make_sample: Any
 ) -> None:
-    page = write_page(make_run(make_suite("sums", [make_sample(0), make_sample(1, 0.0)])))
+    page = write_page(make_run(make_suite("sums", [make_sample(index) for index in range(20)])))
 
     assert "my model on Mock" in page.text
-    assert "0.5000 0.0945 to 0.9055" in page.text
-    assert "n 2 0 failed 0 truncated" in page.text
-    assert "2026-01-02 03:04 UTC 1 min 0 s" in page.text
-    assert "Differences" not in page.text
-    assert "best" not in page.text
-    assert list(page.data("figures-data")) == ["scores-shares"]
-
-
-def test_page_of_several_runs_has_scores_and_differences(
-    write_page: Any, make_run: Any, make_suite: Any, make_sample: Any
-) -> None:
-    worse = make_suite("sums", [make_sample(index, 0.0) for index in range(20)])
-    better = make_suite("sums", [make_sample(index, 1.0) for index in range(20)])
-    page = write_page(make_run(worse), make_run(better, limit=7))
-
-    assert "1.0000 0.8389 to 1.0000 best" in page.text
-    assert "limit=7" in page.text
-    assert "Differences to A" in page.text
-    assert "+1.0000 +0.7" in page.text  # the interval begins with its lower end
-    assert "< 0.0001 20 0 20 better" in page.text
-    assert list(page.data("figures-data")) == ["scores-shares", "differences-shares"]
-
-
-def test_runs_of_other_options_are_not_ranked(
-    write_page: Any, make_run: Any, make_suite: Any, make_sample: Any
-) -> None:
-    suites = [
-        make_suite("sums", [make_sample(0, value)], options={"num_fewshot": shots, "batch_size": 1})
-        for value, shots in ((0.0, 0), (1.0, 5))
-    ]
-    page = write_page(*map(make_run, suites))
-
-    assert "Not comparable: the runs have other options: num_fewshot" in page.text
-    assert "batch_size" not in page.text.split("Run conditions")[0]
-    assert "best" not in page.text.split("Run conditions")[0].split("no score is marked as best")[1]
-
-
-def test_error_of_a_failed_run_is_shown(write_page: Any, make_run: Any) -> None:
-    error = {"suite": "sums", "type": "EngineRuntimeError", "message": "out of memory"}
-    page = write_page(make_run(status="failed", error=error, finished=None, timings={}))
-
-    assert "EngineRuntimeError in suite sums: out of memory" in page.text
-    assert "No suite was finished, so there are no scores." in page.text
-    assert page.data("samples-data") is None
-    assert page.data("figures-data") is None
-    assert len(page.html) < 100_000  # without a figure, the chart library stays out
-
-
-def test_precision_of_each_run_is_shown_and_a_difference_named(
-    write_page: Any, make_run: Any, make_suite: Any
-) -> None:
-    runs = [
-        make_run(make_suite("sums"), engine={"name": "E", "execution": {"dtype": dtype}})
-        for dtype in ("float32", "bfloat16")
-    ]
-    difference = "Computed in bfloat16, the first run in float32: the scores differ by rounding too"
-    assert difference in write_page(*runs).text
-    alone = write_page(runs[0]).text.split("Run conditions")[0]
-    assert "float32" in alone
-    assert "Computed in" not in alone
-
-
-def test_unfinished_run_is_marked(write_page: Any, make_run: Any) -> None:
-    page = write_page(make_run(status="running", notices=["3 answers were lost with the journal"]))
-
-    assert "The run is not finished" in page.text
-    assert "3 answers were lost with the journal" in page.text
-
-
-def test_run_without_samples(write_page: Any, make_run: Any, make_suite: Any) -> None:
-    metrics = {"acc": MetricResult(0.5, None, True, 10)}
-    page = write_page(make_run(make_suite("sums", metrics=metrics, n=10)))
-
-    assert "0.5000" in page.text
-    assert 'id="browser"' not in page.html
+    assert len(page.html) < 1_000_000
+    assert list(page.data("documents")) == ["runs", "details", "comparisons", "samples", "counts"]
 
 
 def test_samples_can_be_left_out(
@@ -114,61 +40,8 @@ def test_samples_can_be_left_out(
 ) -> None:
     page = write_page(make_run(make_suite("sums", [make_sample(0)])), samples_per_suite=0)
 
-    assert page.data("samples-data") is None
+    assert page.data("documents")["samples"] == {"sums": []}
     assert "Question 0" not in page.html
-
-
-def test_suite_without_binary_metric_is_shown(
-    write_page: Any, make_run: Any, make_suite: Any, make_sample: Any
-) -> None:
-    samples = [
-        make_sample(index, None, prompt="", prediction=None, metrics={"word_perplexity": value})
-        for index, value in enumerate((3.5, 2.25))
-    ]
-    page = write_page(make_run(make_suite("prose", samples, higher=False, truncated=None)))
-
-    assert "word_perplexity ↓ 2.8750" in page.text
-    assert "truncated" not in page.text
-    [suite] = page.data("samples-data")["suites"]
-    assert suite["metrics"] == [{"name": "word_perplexity", "higher": False, "binary": False}]
-
-
-@pytest.mark.parametrize(
-    ("value", "shown"), [(None, "–"), (math.inf, "∞"), (1234567.0, "1.23457e+06")]
-)
-def test_missing_infinite_and_large_scores_are_shown(
-    write_page: Any, make_run: Any, make_suite: Any, value: float | None, shown: str
-) -> None:
-    metrics = {"word_perplexity": MetricResult(value, None, False, 1)}
-    suites = [make_suite("prose", metrics=metrics) for _ in range(2)]
-    page = write_page(*map(make_run, suites))
-
-    assert f"word_perplexity ↓ {shown}" in page.text
-
-
-def test_suite_that_only_one_run_has(
-    write_page: Any, make_run: Any, make_suite: Any, make_sample: Any
-) -> None:
-    run = make_run(make_suite("sums", [make_sample(0)]))
-    page = write_page(run, make_run(make_suite("other", [make_sample(0)])))
-
-    assert page.text.count("not run") == 2
-    assert [row[3][1] for row in page.data("samples-data")["suites"][0]["rows"]] == [None]
-
-
-def test_failures_stand_beside_the_scores(
-    write_page: Any, make_run: Any, make_suite: Any, make_sample: Any
-) -> None:
-    suite = make_suite(
-        "sums",
-        [make_sample(0), make_sample(1, None, error="TimeoutError: 30 s")],
-        first_failure="row 1: TimeoutError: 30 s",
-        errors=["the session answered 9, which nobody had asked"],
-    )
-    page = write_page(make_run(suite))
-
-    assert "1 of 2 samples failed; first: row 1: TimeoutError: 30 s" in page.text
-    assert "which nobody had asked" in page.text
 
 
 @pytest.mark.parametrize("text", HOSTILE)
@@ -185,8 +58,10 @@ def test_hostile_text_adds_no_element(
     page, harmless = page_about(text), page_about("harmless")
 
     assert [tag for tag, _ in page.parser.elements] == [tag for tag, _ in harmless.parser.elements]
-    [[_, prompt, target, cells]] = page.data("samples-data")["suites"][0]["rows"]
-    assert [prompt[0]["content"], target, cells[0]["x"]] == [text, text, {text: [text]}]
+    [row] = page.data("documents")["samples"][text]
+    shared = row["shared"]
+    assert [shared["messages"][0]["content"], shared["target"]] == [text, text]
+    assert row["runs"]["A"]["extracted"] == {text: [text]}
 
 
 def test_nothing_is_fetched_and_only_the_page_s_scripts_run(
@@ -206,7 +81,7 @@ def test_nothing_is_fetched_and_only_the_page_s_scripts_run(
         f"'sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}'"
         for text in running
     ]
-    assert len(running) == 6
+    assert len(running) == 13
 
 
 def test_no_credential_reaches_the_page(
@@ -246,9 +121,18 @@ def test_unwritable_page_is_reported(make_run: Any, tmp_path: Path) -> None:
 
 
 def test_missing_library_is_named_with_its_extra(
-    make_run: Any, make_suite: Any, make_sample: Any, tmp_path: Path, monkeypatch: Any
+    parity_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, "jinja2", None)
+    parity = read_folders([parity_folder]).parity
     with pytest.raises(ConfigurationError, match=r"needs jinja2.*evalution\[report\]"):
-        write_report([make_run(make_suite("sums", [make_sample(0)]))], tmp_path / "page.html")
+        write_report([], tmp_path / "page.html", parity=parity)
     assert not (tmp_path / "page.html").exists()
+
+
+def test_live_page_holds_no_document_and_may_ask_its_server_alone() -> None:
+    page = render_view_page()
+
+    assert "connect-src 'self'" in page.policy
+    assert html.escape(page.policy) in page.html
+    assert 'id="documents"' not in page.html

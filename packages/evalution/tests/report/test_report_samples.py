@@ -11,28 +11,19 @@ import pytest
 
 from evalution.comparison.comparison import compare_samples, find_flipped_rows, is_binary
 from evalution.report import samples as payload_module
-from evalution.report.differences import differences_to_first
+from evalution.report.documents import ReportRun
 from evalution.report.rendering import label_runs
-from evalution.report.samples import SamplePayload, make_sample_payload, order_rows
-from evalution.report.scores import collect_suite_scores
+from evalution.report.samples import EmbeddedSamples, embed_samples, order_rows
 from evalution.results import RunResult, to_json
-from evalution.runs.reader import RunSamples
 from evalution.sample_columns import collect_columns
 from evalution.samples import to_line
 from evalution_core import ConfigurationError
 
 
-def payload(*runs: Any, most: int = 100) -> SamplePayload | None:
-    letters = ["A", "B", "C"][: len(runs)]
-    samples = [RunSamples(run) for run in runs]
-    compared = [compare_samples(samples[0], other) for other in samples[1:]]
-    flipped = find_flipped_rows(compared)
-    return make_sample_payload(collect_suite_scores(runs, letters), samples, letters, most, flipped)
-
-
-def rows_of(found: SamplePayload | None, suite: int = 0) -> list[Any]:
-    assert found is not None
-    return found.data["suites"][suite]["rows"]
+def embed(*runs: Any, most: int = 100) -> EmbeddedSamples:
+    found = [ReportRun(run, label) for run, label in zip(runs, label_runs(runs), strict=True)]
+    compared = [compare_samples(found[0].samples, other.samples) for other in found[1:]]
+    return embed_samples(found, most, find_flipped_rows(compared))
 
 
 def test_failed_and_flipped_rows_come_first(make_sample: Any) -> None:
@@ -51,15 +42,13 @@ def test_rows_beyond_the_limit_are_left_out_and_counted(
 ) -> None:
     samples = [make_sample(index) for index in range(20)]
     samples[13] = make_sample(13, None, error="no")
-    found = payload(make_run(make_suite("sums", samples)), most=5)
+    found = embed(make_run(make_suite("sums", samples)), most=5)
 
-    rows = [row[0] for row in rows_of(found)]
+    rows = [row["index"] for row in found.rows["sums"]]
     assert len(rows) == 5
     assert rows == sorted(rows)
     assert 13 in rows
-    assert found is not None
-    assert [(cut.suite, cut.embedded, cut.total) for cut in found.cut] == [("sums", 5, 20)]
-    assert (found.embedded, found.total) == (5, 20)
+    assert found.counts == {"sums": 20}
 
 
 def test_budget_is_kept_and_shared_by_the_suites(
@@ -70,11 +59,10 @@ def test_budget_is_kept_and_shared_by_the_suites(
         make_suite(name, [make_sample(index, prompt="word " * 200) for index in range(50)])
         for name in ("one", "other")
     ]
-    found = payload(make_run(*suites))
+    found = embed(make_run(*suites))
 
-    assert found is not None
-    assert len(to_json(found.data)) < 21_000
-    held = [count.embedded for count in found.counts]
+    assert len(to_json(found.rows)) < 21_000
+    held = [len(rows) for rows in found.rows.values()]
     assert min(held) > 5
     assert max(held) - min(held) <= 2
 
@@ -83,9 +71,9 @@ def test_middle_of_a_long_text_is_left_out(
     make_run: Any, make_suite: Any, make_sample: Any
 ) -> None:
     prompt = "first " + "x" * 50_000 + " last"
-    found = payload(make_run(make_suite("sums", [make_sample(0, prompt=prompt)])))
+    found = embed(make_run(make_suite("sums", [make_sample(0, prompt=prompt)])))
 
-    [[_, shown, *_]] = rows_of(found)
+    shown = found.rows["sums"][0]["shared"]["prompt"]
     assert shown.startswith("first ")
     assert shown.endswith(" last")
     assert "38,011 characters are left out of this page" in shown
@@ -96,21 +84,19 @@ def test_shared_prompt_is_embedded_once(make_run: Any, make_suite: Any, make_sam
     prompts = ["the same", "the same", "another"]
     runs = [make_run(make_suite("sums", [make_sample(0, prompt=text)])) for text in prompts]
 
-    [[index, prompt, target, cells]] = rows_of(payload(*runs))
-    assert (index, prompt, target) == (0, "the same", "target 0")
-    assert [cell.get("q") for cell in cells] == [None, None, "another"]
-    assert cells[0] == {"m": [1.0], "p": "prediction"}
+    [row] = embed(*runs).rows["sums"]
+    assert row["shared"] == {"prompt": "the same", "messages": None, "target": "target 0"}
+    assert [found.get("prompt") for found in row["runs"].values()] == [None, None, "another"]
+    assert row["runs"]["A"]["prediction"] == "prediction"
 
 
-def test_run_without_a_row_has_no_cell(make_run: Any, make_suite: Any, make_sample: Any) -> None:
+def test_run_without_a_row_is_absent_from_it(
+    make_run: Any, make_suite: Any, make_sample: Any
+) -> None:
     runs = [make_run(make_suite("sums", [make_sample(0)])), make_run()]
 
-    [[*_, cells]] = rows_of(payload(*runs))
-    assert cells[1] is None
-
-
-def test_runs_without_samples_have_no_payload(make_run: Any, make_suite: Any) -> None:
-    assert payload(make_run(make_suite("sums"))) is None
+    [row] = embed(*runs).rows["sums"]
+    assert list(row["runs"]) == ["A"]
 
 
 def test_samples_of_a_file_are_those_of_its_suites(
@@ -120,10 +106,10 @@ def test_samples_of_a_file_are_those_of_its_suites(
     lines = [make_sample(index, suite=name) for index in (1, 0) for name in ("one", "other")]
     file.write_bytes(b"".join(map(to_line, lines)) + b'{"suite": "one", "ind')
     suites = [make_suite(name, lines[:1], samples_file=file) for name in ("one", "other", "none")]
-    found = payload(make_run(*suites))
+    found = embed(make_run(*suites)).rows
 
-    for suite, rows in enumerate(([0, 1], [0, 1], [])):
-        assert [row[0] for row in rows_of(found, suite)] == rows
+    for suite, rows in (("one", [0, 1]), ("other", [0, 1]), ("none", [])):
+        assert [row["index"] for row in found[suite]] == rows
 
 
 @pytest.mark.parametrize("line", ["no JSON", "[]", '{"suite": "one"}', '{"other": 1}', "\udcff"])
@@ -160,13 +146,11 @@ def test_texts_of_all_rows_are_never_in_memory(
     runs = [written("one.jsonl", 2), written("other.jsonl", 3)]
     tracemalloc.start()
     try:
-        [found] = differences_to_first([compare_samples(*map(RunSamples, runs))], label_runs(runs))
-        held = payload(*runs, most=4)
+        held = embed(*runs, most=4)
         _, peak = tracemalloc.get_traced_memory()
     finally:
         tracemalloc.stop()
-    assert [row.metric.winner for row in found.rows] == ["tie"]
-    assert {2, 3} < {row[0] for row in rows_of(held)}
+    assert {2, 3} < {row["index"] for row in held.rows["sums"]}
     assert peak < rows * len(text) / 2  # of the two files, which hold four times as much
 
 

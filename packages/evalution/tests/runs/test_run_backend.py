@@ -213,30 +213,15 @@ def test_step_is_a_count(step: Any, scripted_session: type[Any]) -> None:
         RunOptions(step=step)
 
 
-def test_scores_of_several_steps_are_a_curve_in_the_report(
+def test_step_of_each_run_is_in_the_report(
     scripted_session: type[Any], suite: evalution.Generation, tmp_path: Path
 ) -> None:
-    pytest.importorskip("jinja2", reason="needs jinja2")
     folders = []
     for step in (100, 0, 50):
         folder = tmp_path / f"step-{step}"
         evalution.run(session=scripted_session(), tests=[suite], output=folder, step=step)
         folders.append(folder)
-    runs = [read_run(folder) for folder in folders]
-    page = write_report(runs, tmp_path / "report.html").path.read_text(encoding="utf-8")
-    marker = '<script type="application/json" id="figures-data">'
-    found = json.loads(page.partition(marker)[2].partition("</script>")[0])
-    (curve,) = [figure for name, figure in found.items() if name.startswith("curve-")]
-    (line,) = curve["data"]
-    assert line["x"] == [0, 50, 100]
-    assert line["y"] == [1.0, 1.0, 1.0]
-    assert "Scores over training" in page
-
-
-def test_runs_without_steps_have_no_curve(
-    scripted_session: type[Any], suite: evalution.Generation, tmp_path: Path
-) -> None:
-    pytest.importorskip("jinja2", reason="needs jinja2")
-    runs = [evalution.run(session=scripted_session(), tests=[suite]) for _ in range(2)]
-    page = write_report(runs, tmp_path / "report.html").path.read_text(encoding="utf-8")
-    assert "Scores over training" not in page
+    page = write_report([*map(read_run, folders)], tmp_path / "report.html").path.read_text("utf-8")
+    found = json.loads(page.partition('id="documents">')[2].partition("</script>")[0])
+    assert [one["step"] for one in found["details"].values()] == [100, 0, 50]
+    assert [one["scores"][0]["value"] for one in found["runs"]["runs"]] == [1.0, 1.0, 1.0]

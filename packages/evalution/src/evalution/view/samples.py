@@ -297,7 +297,7 @@ def _cut(text: str | None) -> str | None:
 def make_sample(
     suite: SuiteView, row: int, query: SampleQuery | None = None, against: SuiteView | None = None
 ) -> SampleDocument:
-    """Return one sample whole, with its neighbours in the list of the query.
+    """Return one sample whole, with its neighbours in the list of the query, if there is one.
 
     Raises:
         ConfigurationError: there is no such row, or it can't be read.
@@ -309,7 +309,7 @@ def make_sample(
             f"({len(suite.columns)} samples)"
         )
     (sample,) = suite.samples.at([row])
-    before, after = _find_neighbours(suite, at, query or SampleQuery(), against)
+    before, after = _find_neighbours(suite, at, query, against) if query else (None, None)
     messages = None if isinstance(sample.prompt, str | None) else sample.prompt
     choices = _make_choices(sample)
     tokens = sample.token_logprobs

@@ -1,7 +1,7 @@
 "use strict";
 
 // Draws the figures with Observable Plot, as wide as their place; colours are the page's variables.
-const Figures = typeof Plot === "undefined" ? null : (() => {
+const Figures = (() => {
   const SYMBOLS = ["circle", "square", "diamond", "triangle", "cross", "star", "wye"];
   const FORMS = {
     circle: d3.symbolCircle, square: d3.symbolSquare, diamond: d3.symbolDiamond, triangle: d3.symbolTriangle,
@@ -166,7 +166,9 @@ const Figures = typeof Plot === "undefined" ? null : (() => {
       parts.push(legend);
     }
     if (figure.y.title) parts.push(titled("y", figure.y.title));
-    parts.push(chart(figure, width));
+    const drawn = chart(figure, width);
+    drawn.setAttribute("aria-hidden", "true"); // its place has the summary
+    parts.push(drawn);
     if (figure.x.title) parts.push(titled("x", figure.x.title));
     place.replaceChildren(...parts);
   }

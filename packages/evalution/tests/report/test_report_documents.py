@@ -1,0 +1,151 @@
+"""Documents of a report: labels, scores, differences and conditions, as the scripts read them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from evalution import MetricResult
+from evalution.report.page import make_documents
+from evalution.report.rendering import find_differing_keys, flatten, label_runs
+from evalution.samples import to_line
+
+
+def documents(*runs: Any, samples: int = 100) -> Any:
+    return make_documents(runs, label_runs(runs), samples)
+
+
+def test_scores_of_a_run_have_its_metrics_the_main_one_first(
+    make_run: Any, make_suite: Any
+) -> None:
+    metrics = {
+        "acc": MetricResult(0.5, 0.1, True, 9, (0.2, 0.8)),
+        "ppl": MetricResult(3.0, None, False, 8),
+    }
+    [run] = documents(make_run(make_suite("sums", metrics=metrics, failed=1)))["runs"]["runs"]
+    acc, ppl = run["scores"]
+
+    assert (run["id"], run["label"], run["status"]) == ("A", "my model on Mock", "finished")
+    assert (acc["main"], acc["value"], acc["low"], acc["high"]) == (True, 0.5, 0.2, 0.8)
+    assert (ppl["main"], ppl["higher_is_better"], ppl["low"]) == (False, False, None)
+    assert (acc["count"], acc["failed"], acc["is_partial"]) == (9, 1, False)
+
+
+def test_interrupted_run_shows_the_samples_that_it_has(
+    make_run: Any, make_suite: Any, make_sample: Any, tmp_path: Any
+) -> None:
+    (tmp_path / "samples.jsonl").write_bytes(
+        b"".join(to_line(make_sample(index, float(index > 0))) for index in range(4))
+    )
+    error = {"suite": "sums", "type": "KeyboardInterrupt", "message": ""}
+    found = documents(make_run(status="interrupted", error=error, folder=tmp_path))
+    [run] = found["runs"]["runs"]
+    [score] = run["scores"]
+
+    assert (run["status"], run["progress"]["done"]) == ("interrupted", 4)
+    assert (score["value"], score["count"], score["is_partial"]) == (0.75, 4, True)
+    assert [row["index"] for row in found["samples"]["sums"]] == [0, 1, 2, 3]
+    assert found["details"]["A"]["error"] == "KeyboardInterrupt in suite sums: "
+
+
+@pytest.mark.parametrize(("values", "winner"), [([1.0] * 20, "run"), ([0.0] * 20, "tie")])
+def test_difference_of_a_run_is_mirrored_for_the_other_baseline(
+    values: list[float], winner: str, make_run: Any, make_suite: Any, make_sample: Any
+) -> None:
+    runs = [
+        make_run(make_suite("sums", [make_sample(*each) for each in enumerate(column)]))
+        for column in ([0.0] * 20, values)
+    ]
+    compared = documents(*runs)["comparisons"]
+    [one], [other] = (compared[letter]["differences"] for letter in "AB")
+
+    assert (one["run"], other["run"]) == ("B", "A")
+    assert (one["winner"], one["difference"]) == (winner, values[0])
+    assert other["difference"] == -one["difference"]
+    assert (other["low"], other["high"]) == (-one["high"], -one["low"])
+    assert (other["gained"], other["lost"]) == (one["lost"], one["gained"])
+    assert other["winner"] == {"run": "baseline", "tie": "tie"}[winner]
+
+
+def test_lower_perplexity_is_better(make_run: Any, make_suite: Any, make_sample: Any) -> None:
+    runs = [
+        make_run(
+            make_suite(
+                "prose",
+                [make_sample(index, None, metrics={"ppl": level}) for index in range(20)],
+                higher=False,
+            )
+        )
+        for level in (3.0, 2.0)
+    ]
+    [found] = documents(*runs)["comparisons"]["A"]["differences"]
+
+    assert (found["winner"], found["difference"]) == ("run", -1.0)
+
+
+def test_what_limits_a_comparison_is_named(
+    make_run: Any, make_suite: Any, make_sample: Any
+) -> None:
+    left = [make_sample(0), make_sample(1), make_sample(2)]
+    right = [make_sample(0), make_sample(1, None, error="no"), make_sample(3)]
+    runs = [
+        make_run(make_suite("sums", samples, options={"num_fewshot": shots, "batch_size": shots}))
+        for samples, shots in ((left, 0), (right, 5))
+    ]
+    found = documents(*runs)["comparisons"]["A"]["remarks"]["B"]
+
+    assert found == [
+        "sums: other options: num_fewshot",
+        "sums: rows in one run only: 2",
+        "sums: failed answers: 1",
+    ]
+
+
+def test_settings_that_differ_are_listed_without_credentials(make_run: Any) -> None:
+    keyed = make_run()
+    keyed.engine["options"] = {"dtype": "float64", "api_key": "planted"}
+    found = documents(make_run(), keyed)["comparisons"]["A"]["conditions"]["B"]
+
+    assert ["engine.options.dtype", "float32", "float64"] in found
+    assert "planted" not in str(found)
+
+
+def test_other_precision_than_the_first_run_s_is_noticed(make_run: Any, make_suite: Any) -> None:
+    runs = [
+        make_run(make_suite("sums"), engine={"name": "E", "execution": {"dtype": dtype}})
+        for dtype in ("float32", "bfloat16")
+    ]
+    details = documents(*runs)["details"]
+
+    assert details["A"]["notices"] == []
+    assert details["B"]["notices"] == [
+        "Computed in bfloat16, the first run in float32: the scores differ by rounding too."
+    ]
+
+
+def test_label_names_options_that_differ(make_run: Any) -> None:
+    wide = make_run(limit=10)
+    wide.engine["options"] = {"dtype": "float64", "api_key": "planted"}
+    labels = label_runs([make_run(), wide])
+
+    assert [label.letter for label in labels] == ["A", "B"]
+    assert labels[0].legend == "A · dtype=float32"
+    assert labels[1].legend == "B · dtype=float64, limit=10, api_key=***"
+    assert label_runs([wide])[0].legend == "A · my model on Mock"
+    other = make_run(model={"path": "n"})
+    assert label_runs([make_run(), other])[1].legend == "B · n on Mock"
+
+
+def test_every_run_has_a_letter_of_its_own(make_run: Any) -> None:
+    letters = [label.letter for label in label_runs([make_run()] * 60)]
+
+    assert len(set(letters)) == 60
+    assert letters[25:28] == ["Z", "A2", "B2"]
+
+
+def test_settings_become_dotted_names() -> None:
+    nested = {"a": {"b": None, "c": [1, "x"]}, "d": {}, "e": True, "f": " x"}
+
+    assert flatten(nested) == {"a.b": "–", "a.c": '[1, "x"]', "d": "–", "e": "true", "f": '" x"'}
+    assert find_differing_keys([{"a": 1, "b": 1}, {"a": 1, "b": 2, "c": 3}]) == ["b", "c"]
