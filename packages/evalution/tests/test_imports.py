@@ -39,7 +39,7 @@ def test_the_import_is_light(code: str) -> None:
 
 
 HEAVY = ENGINE_PARTS | {
-    *("datasets", "httpx", "huggingface_hub", "jinja2", "pandas", "plotly", "psutil", "pyarrow"),
+    *("datasets", "httpx", "huggingface_hub", "jinja2", "pandas", "psutil", "pyarrow"),
     *("requests", "scipy", "transformers"),
 }
 
