@@ -100,11 +100,11 @@ def main() -> None:
     times["last page"] = ask(url, "api/samples", **page, offset=given.rows - 50)
     times["one sample"] = ask(url, "api/sample", **page, index=given.rows // 2)
     times["sorted by value"] = ask(url, "api/samples", **page, sort="value")
+    first = read_peak(server.pid)
     times["search, common text"] = ask(url, "api/samples", **page, q="clear day")
     times["search, last row"] = ask(url, "api/samples", **page, q=f"question {given.rows - 1}:")
     times["flipped samples"] = ask(url, "api/samples", **page, which="flipped", against="run-1")
     runs = [f"run-{number}" for number in range(1, given.runs)]
-    before = read_peak(server.pid)
     times["comparison of all runs"] = ask(url, "api/compare", baseline="run-0", runs=runs)
     after = read_peak(server.pid)
     server.terminate()
@@ -112,7 +112,7 @@ def main() -> None:
     size = sum(file.stat().st_size for file in given.folder.glob("run-0/*"))
     for name, seconds in times.items():
         print(f"{name:24} {seconds:7.2f} s")
-    print(f"most memory of the server: {before}, with the comparison {after}")
+    print(f"most memory of the server: {first}, after searches, which map a file, {after}")
     print(f"folder of a run: {size / 1e6:.0f} MB")
 
 
