@@ -6,12 +6,12 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from evalution.comparison.comparison import compare_samples, find_flipped_rows
-from evalution.report.rendering import label_runs
 from evalution.report.samples import embed_samples
 from evalution.results import RunResult
 from evalution.samples_file import SAMPLES, SamplesTail
 from evalution.view.comparison import make_comparison
 from evalution.view.documents import RunDetailDocument
+from evalution.view.labels import label_runs
 from evalution.view.runs import ViewedRun, describe_run, list_runs
 
 _BASELINES = 5

@@ -3,22 +3,24 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from evalution.fidelity.result import FidelityResult
 from evalution.fidelity.store import FIDELITY_FILE
+from evalution.hints import import_extra
 from evalution.parity.result import PARITY_FILE, ParityResult
 from evalution.report.documents import make_documents
 from evalution.report.fidelity import FidelityView, make_candidate_groups, make_fidelity_view
 from evalution.report.parity import ParityView, make_parity_view
-from evalution.report.rendering import RunLabel, label_runs, render
 from evalution.report.view_page import render_page
 from evalution.results import RunResult
 from evalution.runs.reader import read_run
 from evalution.runs.store import RESULTS
 from evalution.user_input import find_count_problem, format_value, parse_path
+from evalution.view.labels import RunLabel, label_runs
 from evalution_core import ConfigurationError
 
 
@@ -132,7 +134,7 @@ def _render_page(
         documents=make_documents(runs, samples_per_suite) if runs else None,
         figures={figure.name: figure for view in views for figure in view.figures},
         sections="".join(
-            render(
+            _render_section(
                 f"{name}.html.j2",
                 {"parity": parity, "candidates": candidates, "fidelity": fidelity},
             )
@@ -157,3 +159,20 @@ def _make_title(
     if len(titles) == 1:
         return f"{titles.pop()}" + (f", {len(labels)} runs" if len(labels) > 1 else "")
     return f"{len(labels)} runs compared"
+
+
+def _render_section(template: str, values: Mapping[str, Any]) -> str:
+    """Return a template filled in; every value is escaped.
+
+    Raises:
+        ConfigurationError: Jinja isn't installed.
+    """
+    jinja = import_extra("jinja2", "report", "this report", "jinja2")
+    environment = jinja.Environment(
+        loader=jinja.PackageLoader("evalution.report"),
+        autoescape=True,
+        undefined=jinja.StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    return str(environment.get_template(template).render(values))

@@ -9,7 +9,6 @@ from typing import Any
 
 from evalution.comparison.comparison import is_binary
 from evalution.redaction import mask_text, mask_value
-from evalution.report.rendering import RunLabel, label_runs
 from evalution.results import RunResult, SuiteResult
 from evalution.runs.progress_file import RunState
 from evalution.runs.reader import RunSamples
@@ -25,6 +24,7 @@ from evalution.view.documents import (
     ScoreDocument,
     SuiteDocument,
 )
+from evalution.view.labels import RunLabel, label_runs
 from evalution.view.samples import SuiteView
 from evalution_core import ConfigurationError
 from evalution_core.plugins import did_you_mean
