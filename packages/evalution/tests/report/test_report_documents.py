@@ -7,13 +7,13 @@ from typing import Any
 import pytest
 
 from evalution import MetricResult
-from evalution.report.page import make_documents
-from evalution.report.rendering import find_differing_keys, flatten, label_runs
+from evalution.report.documents import make_documents
 from evalution.samples import to_line
+from evalution.view.labels import find_differing_keys, flatten, label_runs
 
 
 def documents(*runs: Any, samples: int = 100) -> Any:
-    return make_documents(runs, label_runs(runs), samples)
+    return make_documents(runs, samples)
 
 
 def test_scores_of_a_run_have_its_metrics_the_main_one_first(
@@ -46,7 +46,7 @@ def test_interrupted_run_shows_the_samples_that_it_has(
     assert (run["status"], run["progress"]["done"]) == ("interrupted", 4)
     assert (score["value"], score["count"], score["is_partial"]) == (0.75, 4, True)
     assert [row["index"] for row in found["samples"]["sums"]] == [0, 1, 2, 3]
-    assert found["details"]["A"]["error"] == "KeyboardInterrupt in suite sums: "
+    assert found["details"]["A"]["error"] == "interrupted in suite sums"
 
 
 @pytest.mark.parametrize(("values", "winner"), [([1.0] * 20, "run"), ([0.0] * 20, "tie")])
@@ -95,11 +95,8 @@ def test_what_limits_a_comparison_is_named(
     ]
     found = documents(*runs)["comparisons"]["A"]["remarks"]["B"]
 
-    assert found == [
-        "sums: other options: num_fewshot",
-        "sums: rows in one run only: 2",
-        "sums: failed answers: 1",
-    ]
+    assert "sums: option num_fewshot: 0 → 5" in found
+    assert "sums: 1 row only in the baseline run" in found
 
 
 def test_settings_that_differ_are_listed_without_credentials(make_run: Any) -> None:

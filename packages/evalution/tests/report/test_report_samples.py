@@ -4,26 +4,33 @@ from __future__ import annotations
 
 import math
 import tracemalloc
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from evalution.comparison.comparison import compare_samples, find_flipped_rows, is_binary
+from evalution.comparison.comparison import is_binary
 from evalution.report import samples as payload_module
-from evalution.report.documents import ReportRun
-from evalution.report.rendering import label_runs
-from evalution.report.samples import EmbeddedSamples, embed_samples, order_rows
+from evalution.report.documents import make_documents
+from evalution.report.samples import order_rows
 from evalution.results import RunResult, to_json
 from evalution.sample_columns import collect_columns
 from evalution.samples import to_line
 from evalution_core import ConfigurationError
 
 
-def embed(*runs: Any, most: int = 100) -> EmbeddedSamples:
-    found = [ReportRun(run, label) for run, label in zip(runs, label_runs(runs), strict=True)]
-    compared = [compare_samples(found[0].samples, other.samples) for other in found[1:]]
-    return embed_samples(found, most, find_flipped_rows(compared))
+@dataclass
+class Embedded:
+    """Rows of a report by suite, and how many rows its runs have."""
+
+    rows: Any
+    counts: dict[str, int]
+
+
+def embed(*runs: Any, most: int = 100) -> Embedded:
+    found = make_documents(runs, most)
+    return Embedded(found["samples"], found["counts"])
 
 
 def test_failed_and_flipped_rows_come_first(make_sample: Any) -> None:

@@ -9,7 +9,7 @@ from dataclasses import replace
 from evalution.fidelity.result import Arm, Bin, Estimate, FidelityResult, SuiteFidelity
 from evalution.fidelity.wording import format_estimate, format_nats, format_share, name_side
 from evalution.report.figures import Axis, Figure, Mark, Point, Series, make_dot_plot
-from evalution.report.rendering import RunLabel
+from evalution.view.labels import RunLabel
 
 _HEIGHT = 320
 _MEGABYTE = 1e6

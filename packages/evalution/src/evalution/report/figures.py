@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, NamedTuple
 
-from evalution.report.rendering import RunLabel
+from evalution.view.labels import RunLabel
 
 _ROWS_SHOWN = 40
 """Lines that a figure can hold before it must leave some out."""

@@ -8,25 +8,19 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from evalution.comparison.comparison import find_flipped_rows
 from evalution.fidelity.result import FidelityResult
 from evalution.fidelity.store import FIDELITY_FILE
+from evalution.hints import import_extra
 from evalution.parity.result import PARITY_FILE, ParityResult
-from evalution.report.documents import (
-    ReportRun,
-    compare_all,
-    make_detail_document,
-    make_run_document,
-)
+from evalution.report.documents import make_documents
 from evalution.report.fidelity import FidelityView, make_candidate_groups, make_fidelity_view
 from evalution.report.parity import ParityView, make_parity_view
-from evalution.report.rendering import RunLabel, label_runs, render
-from evalution.report.samples import embed_samples
 from evalution.report.view_page import render_page
 from evalution.results import RunResult
 from evalution.runs.reader import read_run
 from evalution.runs.store import RESULTS
 from evalution.user_input import find_count_problem, format_value, parse_path
+from evalution.view.labels import RunLabel, label_runs
 from evalution_core import ConfigurationError
 
 
@@ -93,7 +87,8 @@ def write_report(
 
     Raises:
         ConfigurationError: there is no run, a number is out of range, a file of samples is damaged,
-            the page can't be written, or the extra `[report]` isn't installed, which parity and fidelity need.
+            the page can't be written, or the extra `[report]` isn't installed, which pages with
+            parity or fidelity need.
     """
     if not (runs or parity or fidelity):
         raise ConfigurationError(
@@ -136,10 +131,10 @@ def _render_page(
     page = render_page(
         heading,
         f"{heading} – Evalution report",
-        documents=make_documents(runs, labels, samples_per_suite) if runs else None,
+        documents=make_documents(runs, samples_per_suite) if runs else None,
         figures={figure.name: figure for view in views for figure in view.figures},
         sections="".join(
-            render(
+            _render_section(
                 f"{name}.html.j2",
                 {"parity": parity, "candidates": candidates, "fidelity": fidelity},
             )
@@ -149,22 +144,6 @@ def _render_page(
         links=[(f"#{name.lower()}", name) for name, found in sections if found],
     )
     return page.html
-
-
-def make_documents(
-    runs: Sequence[RunResult], labels: Sequence[RunLabel], samples_per_suite: int
-) -> Mapping[str, Any]:
-    """Return all that the scripts of a page without a server read."""
-    found = [ReportRun(run, label) for run, label in zip(runs, labels, strict=True)]
-    comparisons, to_first = compare_all(found)
-    held = embed_samples(found, samples_per_suite, find_flipped_rows(to_first))
-    return {
-        "runs": {"runs": [make_run_document(run) for run in found]},
-        "details": {run.label.letter: make_detail_document(run, runs[0]) for run in found},
-        "comparisons": comparisons,
-        "samples": held.rows,
-        "counts": held.counts,
-    }
 
 
 def _make_title(
@@ -180,3 +159,20 @@ def _make_title(
     if len(titles) == 1:
         return f"{titles.pop()}" + (f", {len(labels)} runs" if len(labels) > 1 else "")
     return f"{len(labels)} runs compared"
+
+
+def _render_section(template: str, values: Mapping[str, Any]) -> str:
+    """Return a template filled in; every value is escaped.
+
+    Raises:
+        ConfigurationError: Jinja isn't installed.
+    """
+    jinja = import_extra("jinja2", "report", "this report", "jinja2")
+    environment = jinja.Environment(
+        loader=jinja.PackageLoader("evalution.report"),
+        autoescape=True,
+        undefined=jinja.StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    return str(environment.get_template(template).render(values))

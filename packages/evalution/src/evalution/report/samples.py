@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import random
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from itertools import islice
 from typing import Any, cast
 
-from evalution.report.documents import ReportRun
 from evalution.results import to_json
 from evalution.sample_columns import SampleColumns
+from evalution.view.runs import ViewedRun
 from evalution.view.samples import SuiteView, make_sample
 
 BUDGET_BYTES = 22_000_000
@@ -24,28 +23,12 @@ _SHARED = ("prompt", "messages", "target")
 _PLACE = frozenset({"run", "suite", "index", "previous", "next"})
 
 
-@dataclass(frozen=True, slots=True)
-class EmbeddedSamples:
-    """Rows of a report by suite, each `{index, shared, runs}`, and how many the runs have.
-
-    `runs` holds a sample document a run, null where the run hasn't got the row; what all of them
-    have in common stands in `shared`, and what is empty is left out.
-    """
-
-    rows: Mapping[str, list[dict[str, Any]]]
-    counts: Mapping[str, int]
-
-    @property
-    def cut(self) -> dict[str, tuple[int, int]]:
-        """Numbers of rows held and there are, of the suites that aren't held whole."""
-        held = {suite: len(rows) for suite, rows in self.rows.items()}
-        return {name: (held[name], all_) for name, all_ in self.counts.items() if held[name] < all_}
-
-
 def embed_samples(
-    runs: Sequence[ReportRun], samples_per_suite: int, flipped: Mapping[str, Collection[int]]
-) -> EmbeddedSamples:
-    """Return the samples of all suites.
+    runs: Sequence[ViewedRun], samples_per_suite: int, flipped: Mapping[str, Collection[int]]
+) -> tuple[dict[str, list[dict[str, Any]]], dict[str, int]]:
+    """Return rows by suite, each `{index, shared, runs}`, and how many rows the runs have of each.
+
+    `runs` holds a sample document by run, `shared` what all of them have in common.
 
     Args:
         runs: those of the report.
@@ -54,16 +37,16 @@ def embed_samples(
     """
     rows: dict[str, list[dict[str, Any]]] = {}
     counts: dict[str, int] = {}
-    names = list(dict.fromkeys(suite.name for run in runs for suite in run.suites))
+    names = list(dict.fromkeys(suite for run in runs for suite in run.suites))
     left = BUDGET_BYTES
     for position, name in enumerate(names):
-        views = [run.view(suite) for run in runs for suite in run.suites if suite.name == name]
+        views = [run.view(name) for run in runs if name in run.suites]
         order = order_rows([view.columns for view in views], flipped.get(name, ()))
         share = left // (len(names) - position)
         rows[name], used = _take_rows(views, islice(order, samples_per_suite), share)
         left -= used
         counts[name] = len(order)
-    return EmbeddedSamples(rows, counts)
+    return rows, counts
 
 
 def order_rows(columns: Sequence[SampleColumns], flipped: Collection[int]) -> list[int]:

@@ -7,6 +7,7 @@ from typing import Literal
 
 from evalution.comparison.comparison import (
     Comparison,
+    Difference,
     MetricComparison,
     SuiteComparison,
     compare_samples,
@@ -54,7 +55,7 @@ def make_comparison(
             for place, metric in enumerate(suite.metrics)
         ],
         "conditions": {
-            run: [[one.field, mask_value(one.left), mask_value(one.right)] for one in found]
+            run: [[one.field, _mask(one, one.left), _mask(one, one.right)] for one in found]
             for run, found in ((run, comparison.differences) for run, comparison in comparisons)
         },
         "flipped": {
@@ -66,6 +67,12 @@ def make_comparison(
             for run, comparison in comparisons
         },
     }
+
+
+def _mask(difference: Difference, value: object) -> object:
+    """Return a value without secrets, which the name of its field may say it is."""
+    name = difference.field.rpartition(".")[2]
+    return mask_value({name: value})[name]
 
 
 def _make_difference(

@@ -9,7 +9,6 @@ from typing import Any
 
 from evalution.comparison.comparison import is_binary
 from evalution.redaction import mask_text, mask_value
-from evalution.report.rendering import RunLabel, label_runs
 from evalution.results import RunResult, SuiteResult
 from evalution.runs.progress_file import RunState
 from evalution.runs.reader import RunSamples
@@ -26,6 +25,7 @@ from evalution.view.documents import (
     ScoreDocument,
     SuiteDocument,
 )
+from evalution.view.labels import RunLabel, label_runs
 from evalution.view.samples import SuiteView
 from evalution_core import ConfigurationError
 from evalution_core.plugins import did_you_mean
@@ -132,8 +132,8 @@ def describe_run(run: ViewedRun) -> RunDetailDocument:
         "notices": [mask_text(notice) for notice in result.notices],
         "model": mask_value(result.model),
         "engine": mask_value(result.engine),
-        "scoring_policy": result.scoring_policy,
-        "versions": result.versions,
+        "scoring_policy": mask_value(result.scoring_policy),
+        "versions": mask_value(result.versions),
         "limit": result.limit,
         "step": result.step,
         "timings": result.timings,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from array import array
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -33,6 +34,8 @@ from evalution_core import ConfigurationError
 _TEXT_SHOWN = 300
 MOST_LISTED = 1000
 _WRONG, _RIGHT, _NEITHER = 0, 1, 2
+_WORDS = re.compile(r'"([^"]+)"?|([^\s"]+)')
+"""A phrase in quotes, whose end may not be written yet, or a word."""
 
 
 class SuiteView:
@@ -111,8 +114,8 @@ class SuiteView:
 class SampleQuery:
     """Choice of samples of a suite.
 
-    `q` is a text that occurs in the prompt, the target, the prediction, a choice or the error,
-    whatever its case.
+    `q` has words, and phrases in quotes, that all occur in the prompt, the target, the prediction,
+    the extracted answer, a choice or the error, whatever their case.
 
     Raises:
         ConfigurationError: there is no such choice or order, or a number is out of range.
@@ -213,18 +216,19 @@ def find_flipped(suite: SuiteView, against: SuiteView) -> array[int]:
 
 
 def search(suite: SuiteView, places: Iterable[int], text: str) -> Iterator[int]:
-    """Yield those of the places whose sample has the text; each is read when it is asked for."""
-    needle = text.casefold()
-    rows = suite.columns.rows
-    if (
-        isinstance(suite.samples, FileSamples)
-        and len(rows)
-        and (found := suite.samples.find_text(text))
-    ):
-        places = _keep_places(suite, places, found)
+    """Yield those of the places whose sample says every word, and every phrase in quotes.
+
+    Each sample is read when it is asked for; of those in a file, only lines that have the longest.
+    """
+    needles = [phrase or word for phrase, word in _WORDS.findall(text.casefold())]
+    rows, samples = suite.columns.rows, suite.samples
+    if needles and isinstance(samples, FileSamples) and len(samples):
+        found = samples.find_text(max(needles, key=len))
+        places = places if found is None else _keep_places(suite, places, found)
     wanted, read = tee(places)
-    for at, sample in zip(wanted, suite.samples.at(rows[at] for at in read), strict=True):
-        if any(needle in part.casefold() for part in _list_texts(sample)):
+    for at, sample in zip(wanted, samples.at(rows[at] for at in read), strict=True):
+        said = "\n".join(_list_texts(sample)).casefold()
+        if all(needle in said for needle in needles):
             yield at
 
 
@@ -246,6 +250,7 @@ def _list_texts(sample: SampleResult) -> Iterator[str]:
         yield from (_format_content(message) for message in sample.prompt or ())
     yield from (part for part in (sample.target, sample.prediction, sample.error) if part)
     yield from (str(choice) for choice in sample.extracted.get("choices", ()))
+    yield from (part for part in sample.extracted.values() if isinstance(part, str))
 
 
 def make_rows(

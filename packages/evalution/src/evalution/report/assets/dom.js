@@ -95,7 +95,7 @@ const Dom = (() => {
 
   // The words of a search, in small letters; what stands in quotes is one of them.
   function words(query) {
-    return [...(query ?? "").toLowerCase().matchAll(/"([^"]+)"?|(\S+)/g)].map((found) => found[1] ?? found[2]).filter((word) => word !== '"');
+    return [...(query ?? "").toLowerCase().matchAll(/"([^"]+)"?|([^\s"]+)/g)].map((found) => found[1] ?? found[2]);
   }
 
   // `text` with the words that were searched for marked.

@@ -84,7 +84,7 @@ const Overview = (() => {
     return element("tr", {},
       element("th", { scope: "row", class: "stick" }, Dom.badge(run), " ",
         element("a", { href: Address.make("run", { run: run.id }) }, run.label || run.id),
-        element("span", { class: "under" }, Dom.status(run), run.status === "finished" ? "" : ` ${Progress.amount(run.progress)}`)),
+        element("span", { class: "under" }, Source.isLive ? `${run.id} ` : "", Dom.status(run), run.status === "finished" ? "" : ` ${Progress.amount(run.progress)}`)),
       suites.map((suite) => { const score = scoreOf(run, suite); return cell(run, score, score !== null && !score.is_partial && bests.get(suite) === Dom.score(score.value)); }),
       shares.length ? element("td", { class: "number" }, Dom.score(average)) : null);
   }

@@ -39,7 +39,7 @@ const Progress = (() => {
     const found = await Source.latest(run.id).catch(() => ({ samples: [] }));
     const suite = progress.suite === null ? null : element("p", { class: "muted" }, `${progress.suite}: ${Dom.number(progress.suite_done)}${progress.suite_total === null ? "" : ` of ${Dom.number(progress.suite_total)}`}`);
     const answers = found.samples.slice(0, SHOWN).map((sample) => answer(run, found.suite, sample));
-    return element("article", { class: "running", "data-run": run.id },
+    return element("article", { class: "run-card", "data-run": run.id },
       element("header", {}, Dom.badge(run), " ", element("a", { href: Address.make("run", { run: run.id }) }, run.label || run.id), " ", Dom.status(run)),
       bar(progress.done, progress.total, `Progress of ${run.label || run.id}`),
       element("p", { class: "facts-line" }, facts(progress)),

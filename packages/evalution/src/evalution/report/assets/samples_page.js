@@ -45,10 +45,12 @@ const SamplesPage = (() => {
       element("nav", { class: "kinds", "aria-label": "Verdict" }, kinds));
   }
 
-  // The place of the first word in the question, else its beginning.
+  // The place of the first word that was searched for, else the question: the last paragraph.
   function excerpt(sample, words) {
-    const flat = (sample.prompt || sample.target || "").replace(/\s+/g, " ").trim();
-    const hit = words.length ? flat.toLowerCase().indexOf(words[0]) : -1;
+    const whole = (sample.prompt || sample.target || "").trim();
+    const isHit = words.length > 0 && whole.toLowerCase().includes(words[0]);
+    const flat = (isHit ? whole : whole.split(/\n\s*\n/).at(-1)).replace(/\s+/g, " ");
+    const hit = isHit ? flat.toLowerCase().lastIndexOf(words[0]) : -1;
     const start = hit > 100 ? hit - 40 : 0;
     return `${start ? "…" : ""}${flat.slice(start, start + 170)}${flat.length > start + 170 ? "…" : ""}`;
   }

@@ -1,4 +1,4 @@
-"""Names of runs on a page, settings as texts, and the templates of its sections."""
+"""Names of runs on a page: what sets each apart from the others."""
 
 from __future__ import annotations
 
@@ -8,14 +8,11 @@ from dataclasses import dataclass
 from string import ascii_uppercase
 from typing import Any, cast
 
-from evalution.hints import import_extra
 from evalution.redaction import mask_text
 from evalution.results import RunResult
 from evalution_core.redaction import redact
 
 ABSENT = "–"
-
-
 _DISTINCTIONS_SHOWN = 4
 
 
@@ -122,23 +119,3 @@ def _format_text(value: object) -> str:
     if isinstance(value, str) and value == value.strip():
         return value
     return json.dumps(value, ensure_ascii=False)  # in quotes, so that white space can be seen
-
-
-_PACKAGE = "evalution.report"
-
-
-def render(template: str, values: Mapping[str, Any]) -> str:
-    """Return a template filled in; every value is escaped.
-
-    Raises:
-        ConfigurationError: Jinja isn't installed.
-    """
-    jinja = import_extra("jinja2", "report", "this report", "jinja2")
-    environment = jinja.Environment(
-        loader=jinja.PackageLoader(_PACKAGE),
-        autoescape=True,
-        undefined=jinja.StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
-    return str(environment.get_template(template).render(values))
