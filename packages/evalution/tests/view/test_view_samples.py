@@ -46,6 +46,7 @@ def list_rows(suite: SuiteView, against: SuiteView | None = None, **query: Any) 
 def suite(answered: Answered) -> SuiteView:
     """Rows 0 to 4: right, wrong, failed, right, wrong."""
     failed = answered(2, right=False, error="EngineRuntimeError: out of memory", prediction=None)
+    failed.extracted = {}
     return view_samples(
         [answered(0), answered(1, right=False), failed, answered(3), answered(4, right=False)]
     )
@@ -63,7 +64,8 @@ def suite(answered: Answered) -> SuiteView:
         ({"sort": "value", "offset": 1, "limit": 2}, [2, 4]),
         ({"q": "NO IDEA"}, [1, 4]),
         ({"q": "out of Memory"}, [2]),
-        ({"q": "is 3 + 1"}, [3]),
+        ({"q": '"is 3 + 1"'}, [3]),
+        ({"q": "idea 4"}, [4]),
         ({"q": "exact_match"}, []),
         ({"q": "no idea", "which": "right"}, []),
         ({"q": "what", "offset": 1, "limit": 2, "sort": "-index"}, [3, 2]),
