@@ -42,12 +42,35 @@ SUMS = ["gsm8k", "gsm8k_platinum"]
 WORKED = [f"{task}_{way}" for task in SUMS for way in ("cot", "cot_llama")]
 STEPWISE = [f"{task}_cot_zeroshot" for task in SUMS]
 SUBJECTS = ["stem.abstract_algebra", "humanities.high_school_european_history", "other.virology"]
+GPQA = ("zeroshot", "n_shot", "cot_zeroshot", "cot_n_shot", "generative_n_shot")
 SHOTS: dict[str, tuple[int, ...]] = {
     **dict.fromkeys([*GLUE, *CHOICES, "lambada_openai", "lambada_standard"], (0, 1, MOST_SHOTS)),
     **dict.fromkeys([*SUMS, *STEPWISE], (0, 5)),
     **dict.fromkeys(WORKED, (0, 8)),
     "wikitext": (0,),
+    **{f"gpqa_diamond_{way}": (0, 2) for way in GPQA},
+    **{f"gpqa_{rows}_{way}": (2,) for rows in ("main", "extended") for way in GPQA},
+    **dict.fromkeys(["truthfulqa_mc1", "truthfulqa_mc2"], (0, MOST_SHOTS)),
+    "drop": (0,),  # lm-eval's solved rows end in names of columns, in place of an answer
 }
+LAW, SCIENCE = "law", "computer_science"
+BBH = [path.name for path in sorted((ROWS / "bbh").iterdir())]
+WAYS = {
+    "bbh": "bbh_cot_fewshot",
+    "bbh_fewshot": "bbh_fewshot",
+    "bbh_zeroshot": "bbh_zeroshot",
+    "bbh_cot_zeroshot": "bbh_cot_zeroshot",
+}
+"""Ours by name, and theirs."""
+PARTS = [
+    *(("mmlu", subject, f"mmlu_{subject.partition('.')[2]}", (0, 5)) for subject in SUBJECTS),
+    *(("mmlu_pro", category, f"mmlu_pro_{category}", (0, 5)) for category in (LAW, SCIENCE)),
+    *(
+        (way, task, f"{WAYS[way]}_{task}", (3,) if WAYS[way].endswith("_fewshot") else (0,))
+        for way in WAYS
+        for task in BBH
+    ),
+]
 ALL = [(task, shots) for task, numbers in SHOTS.items() for shots in numbers]
 
 
@@ -106,7 +129,7 @@ def their_arguments(arguments: tuple[Any, ...]) -> tuple[Any, ...]:
 
 def their_measure(name: str, value: Any) -> Measure:
     """A sample's value in lm-eval, as a measure of ours."""
-    if name in ("f1", "mcc"):
+    if name in ("f1", "mcc") and isinstance(value, tuple):
         right, predicted = value
         return Measure(predicted, right)
     return Measure(*value) if isinstance(value, tuple) else Measure(value)
@@ -164,7 +187,7 @@ def check_variety(runs: Sequence[OurRun]) -> None:
 
 
 def rows_of(task: str) -> str:
-    return task.partition("_cot")[0]
+    return next((name for name in ("gpqa", "truthfulqa") if name in task), task.partition("_cot")[0])
 
 
 @pytest.mark.parametrize("chat", [False, True], ids=["text", "chat"])
@@ -212,29 +235,42 @@ def test_a_question_is_never_its_own_example(
 
 
 @pytest.mark.parametrize("chat", [False, True], ids=["text", "chat"])
-@pytest.mark.parametrize("shots", [0, 5])
-@pytest.mark.parametrize("subset", SUBJECTS)
-def test_a_subject_of_mmlu_asks_and_scores_as_lm_eval(
+@pytest.mark.parametrize(
+    ("name", "subset", "task", "shots"),
+    [(*part, shots) for *part, both in PARTS for shots in both],
+)
+def test_a_subset_asks_and_scores_as_lm_eval(
+    name: str,
     subset: str,
+    task: str,
     shots: int,
     chat: bool,
     their_run: Callable[..., Any],
     fake_model: Callable[[int], Any],
     chat_template: Callable[..., str],
 ) -> None:
-    subject, model = subset.partition(".")[2], fake_model(3)
-    suite = suite_of(
-        "mmlu", data=ROWS / "mmlu", subsets=subset, num_fewshot=shots, apply_chat_template=chat
-    )
-    ours = run_ours(suite, model, chat_template)
-    theirs = their_run(
-        f"mmlu_{subject}", f"mmlu/{subject}", model, shots=shots, seed=1234, chat=chat
-    )
-    check_requests(ours, theirs, ())
-    check_variety([ours])
-    assert ours.scores["acc"] == ours.scores[f"acc,{subset}"]
-    assert ours.scores["acc"].value == pytest.approx(theirs.scores["acc,none"])
-    assert ours.scores["acc"].stderr == pytest.approx(theirs.scores["acc_stderr,none"])
+    rows, child = name.partition("_")[0] if name in WAYS else name, subset.rpartition(".")[2]
+    folder = rows if rows == "mmlu_pro" else f"{rows}/{child}"
+    runs: list[OurRun] = []
+    for seed in (3, 4, 5):
+        suite = suite_of(
+            name, data=ROWS / rows, subsets=subset, num_fewshot=shots, apply_chat_template=chat
+        )
+        ours = run_ours(suite, fake_model(seed), chat_template)
+        theirs = their_run(task, folder, fake_model(seed), shots=shots, seed=1234, chat=chat)
+        check_requests(ours, theirs, ())
+        check_measures(ours, theirs, ())
+        for key, value in theirs.scores.items():
+            metric, _, pipeline = key.partition(",")
+            if pipeline:
+                of_all = our_name(metric.removesuffix("_stderr"), pipeline)
+                found = ours.scores[of_all]
+                assert found == ours.scores[f"{of_all},{subset}"]
+                ours_is = found.stderr if metric.endswith("_stderr") else found.value
+                assert ours_is == pytest.approx(value), key
+        assert suite_of(name).num_fewshot == theirs.default_shots
+        runs.append(ours)
+    check_variety(runs)
 
 
 def test_all_subjects_of_mmlu_are_declared_as_in_lm_eval(mmlu_configs: Sequence[Any]) -> None:

@@ -55,9 +55,10 @@ class Grading(NamedTuple):
 
 @dataclass(slots=True)
 class AnswerSample(Sample):
-    """A question with the answer it is compared with, filtered."""
+    """A question with the answer it is compared with, filtered, and the row that it was made of."""
 
     expected: str
+    row: Row
 
 
 @dataclass(kw_only=True)
@@ -105,6 +106,10 @@ class GenerationSuite(PromptedSuite[AnswerSample, GenerationOutput]):
         """The judgements of an answer, by the name of the metric in results."""
         return {name: Grading(steps, _EXACT_MATCH) for name, steps in self.pipelines.items()}
 
+    def find_gradings(self, row: Row) -> Mapping[str, Grading]:
+        """Return the judgements of an answer to `row`, where its filters depend on the row."""
+        return self.gradings
+
     @classmethod
     def describe_metrics(cls) -> Mapping[str, str]:
         return dict.fromkeys(cls.pipelines, "The answer, after its filters, equals the target.")
@@ -124,12 +129,20 @@ class GenerationSuite(PromptedSuite[AnswerSample, GenerationOutput]):
                 grading.metric.check_target(expected)
         except ConfigurationError as error:
             raise ConfigurationError(f"{row.place}: {error}") from None
-        return AnswerSample(row.index, prompt, self.answer_text(row), requests, expected)
+        return AnswerSample(
+            row.index,
+            prompt,
+            self.answer_text(row),
+            requests,
+            expected,
+            row,
+            subset=row.subset,
+        )
 
     def score(self, sample: AnswerSample, answers: Sequence[GenerationOutput]) -> Score:
         written = answers[0]
         if self.think_end_token is None:
-            return self._score(sample, written.text, written.text)
+            return self.grade(sample, written.text, written.text)
         is_cut_off = written.finish_reason == "length"
         # Templates put blank lines behind the token; one that is blank itself is taken as it is.
         closing = self.think_end_token.rstrip() or self.think_end_token
@@ -140,24 +153,19 @@ class GenerationSuite(PromptedSuite[AnswerSample, GenerationOutput]):
             is_cut_off=is_cut_off,
             is_closed=written.prompt.rstrip().endswith(closing),
         )
-        score = self._score(sample, written.text, reply.answer)
+        score = self.grade(sample, written.text, reply.answer)
         taken = {"answer": reply.answer, "reasoning": reply.reasoning.value}
         score.extracted = {**taken, **score.extracted}
         if remark := self._remark(reply, is_cut_off=is_cut_off):
             score.remarks = [*score.remarks, remark]
         return score
 
-    def list_notices(self, remarks: Mapping[str, int], samples: int) -> Iterator[str]:
-        shared = {RIGHT, *NEAR_MISSES}
-        others = {remark: count for remark, count in remarks.items() if remark not in shared}
-        yield from super().list_notices(others, samples)
-        yield from describe_near_misses(remarks, samples)
-
-    def _score(self, sample: AnswerSample, text: str, answer: str) -> Score:
+    def grade(self, sample: AnswerSample, text: str, answer: str) -> Score:
+        """The score of `answer`, which is `text` without its reasoning, if there was any."""
         extracted: dict[str, str] = {}
         measures: dict[str, Measure] = {}
         remarks: list[str] = []
-        for name, (filters, metric) in self.gradings.items():
+        for name, (filters, metric) in self.find_gradings(sample.row).items():
             filtered = apply_filters(filters, answer)
             found = extracted[name] = metric.extract(filtered)
             worth = metric.grade(found, sample.expected)
@@ -165,6 +173,12 @@ class GenerationSuite(PromptedSuite[AnswerSample, GenerationOutput]):
             if name == EXACT_MATCH:
                 remarks = [RIGHT] if worth else find_near_misses(filtered, sample.expected)
         return Score(measures, text, extracted, remarks)
+
+    def list_notices(self, remarks: Mapping[str, int], samples: int) -> Iterator[str]:
+        shared = {RIGHT, *NEAR_MISSES}
+        others = {remark: count for remark, count in remarks.items() if remark not in shared}
+        yield from super().list_notices(others, samples)
+        yield from describe_near_misses(remarks, samples)
 
     def _remark(self, reply: ReasoningSplit, *, is_cut_off: bool) -> str | None:
         match reply.reasoning:
