@@ -17,7 +17,7 @@ from evalution.rows.local import Rows
 
 FAMILIES = (
     "glue hellaswag piqa arc winogrande super_glue mmlu lambada wikitext gsm8k gsm8k_platinum "
-    "gpqa truthfulqa mmlu_pro bbh drop"
+    "gpqa truthfulqa mmlu_pro bbh drop hendrycks_math minerva_math"
 )
 ROWS = Path(__file__).parents[1] / "data" / "rows"
 

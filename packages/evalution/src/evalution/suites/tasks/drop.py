@@ -48,7 +48,7 @@ class DROP(DatasetRows, GenerationSuite):
     def answer_text(self, row: Row) -> str:
         return ", ".join(read_answers(row)[0])
 
-    def grade(self, sample: AnswerSample, text: str, answer: str) -> Score:
+    def grade_answer(self, sample: AnswerSample, text: str, answer: str) -> Score:
         # An answer of blanks alone counts for nothing, as in the official script.
         right = [spans for spans in read_answers(sample.row) if spans[0].strip()]
         scores = [compare_spans(answer, spans) for spans in right]
