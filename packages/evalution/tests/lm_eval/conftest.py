@@ -167,7 +167,25 @@ def mmlu_configs() -> list[dict[str, Any]]:
 
 
 @pytest.fixture(scope="session")
-def their_run(task_manager: Any) -> Callable[..., TheirRun]:
+def seeded_map() -> Callable[..., Any]:
+    """`Dataset.map` with the shuffles of the mapped function begun as in a fresh process.
+
+    GPQA shuffles its choices by a generator that goes on whenever the rows are loaded again, or by
+    the process's own.
+    """
+    datasets = pytest.importorskip("datasets", reason="needs the environment lm-eval")
+    plain_map = datasets.Dataset.map
+
+    def apply(dataset: Any, function: Any, **options: Any) -> Any:
+        if isinstance(function, FunctionType):
+            function.__globals__.get("rng", random).seed(42)
+        return plain_map(dataset, function, **options)
+
+    return apply
+
+
+@pytest.fixture(scope="session")
+def their_run(task_manager: Any, seeded_map: Callable[..., Any]) -> Callable[..., TheirRun]:
     """Runs a task of lm-eval on the rows of a folder, with its own `evaluate`."""
     lm_eval = pytest.importorskip("lm_eval", reason="needs the environment lm-eval")
     datasets = pytest.importorskip("datasets", reason="needs the environment lm-eval")
@@ -201,15 +219,6 @@ def their_run(task_manager: Any) -> Callable[..., TheirRun]:
             path.stem: datasets.Dataset.from_list([dict(row.columns) for row in Rows(path)])
             for path in folder.glob("*.jsonl")
         }
-
-    plain_map = datasets.Dataset.map
-
-    def seeded_map(dataset: Any, function: Any, **options: Any) -> Any:
-        # GPQA shuffles its choices by a generator that goes on whenever the rows are loaded again,
-        # or by the process's own: each pass begins as the first of a fresh process does.
-        if isinstance(function, FunctionType):
-            function.__globals__.get("rng", random).seed(42)
-        return plain_map(dataset, function, **options)
 
     def run(
         task: str, rows: str, model: FakeModel, *, shots: int, seed: int, chat: bool

@@ -187,7 +187,9 @@ def check_variety(runs: Sequence[OurRun]) -> None:
 
 
 def rows_of(task: str) -> str:
-    return next((name for name in ("gpqa", "truthfulqa") if name in task), task.partition("_cot")[0])
+    return next(
+        (name for name in ("gpqa", "truthfulqa") if name in task), task.partition("_cot")[0]
+    )
 
 
 @pytest.mark.parametrize("chat", [False, True], ids=["text", "chat"])

@@ -22,9 +22,10 @@ FAMILIES = ("gpqa", "truthfulqa", "bbh")
 SUBSETS = {
     "mmlu": ["stem.abstract_algebra", "other.virology"],
     "mmlu_pro": ["law", "computer_science"],
-    **dict.fromkeys(
-        ("bbh", "bbh_fewshot", "bbh_zeroshot", "bbh_cot_zeroshot"), ["dyck_languages", "web_of_lies"]
-    ),
+    **{
+        way: ["dyck_languages", "web_of_lies"]
+        for way in ("bbh", "bbh_fewshot", "bbh_zeroshot", "bbh_cot_zeroshot")
+    },
 }
 
 

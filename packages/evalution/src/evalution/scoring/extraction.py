@@ -77,9 +77,7 @@ class PhraseFinder:
         if not found:
             return NOTHING
         phrase = found[-self.last][0]
-        return next(
-            value for pattern, value in self.patterns.items() if re.search(pattern, phrase)
-        )
+        return next(value for pattern, value in self.patterns.items() if re.search(pattern, phrase))
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,14 +92,35 @@ class WordOrder:
         return " ".join(reversed(dict.fromkeys(reversed(found))))
 
 
-_UNITS = (
-    "zero one two three four five six seven eight nine ten eleven twelve thirteen fourteen fifteen "
-    "sixteen seventeen eighteen nineteen"
-).split()
-_TENS = "twenty thirty forty fifty sixty seventy eighty ninety".split()
 _SMALL = {
-    **{word: value for value, word in enumerate(_UNITS)},
-    **{word: 10 * value for value, word in enumerate(_TENS, start=2)},
+    "zero": 0,
+    "one": 1,
+    "two": 2,
+    "three": 3,
+    "four": 4,
+    "five": 5,
+    "six": 6,
+    "seven": 7,
+    "eight": 8,
+    "nine": 9,
+    "ten": 10,
+    "eleven": 11,
+    "twelve": 12,
+    "thirteen": 13,
+    "fourteen": 14,
+    "fifteen": 15,
+    "sixteen": 16,
+    "seventeen": 17,
+    "eighteen": 18,
+    "nineteen": 19,
+    "twenty": 20,
+    "thirty": 30,
+    "forty": 40,
+    "fifty": 50,
+    "sixty": 60,
+    "seventy": 70,
+    "eighty": 80,
+    "ninety": 90,
 }
 _SCALES = {"thousand": 10**3, "million": 10**6, "billion": 10**9, "trillion": 10**12}
 _WORD = "|".join(sorted([*_SMALL, *_SCALES, "hundred"], key=len, reverse=True))

@@ -31,6 +31,8 @@ class Dataset:
         draw_extra_shot: draw one solved row more than is shown, and leave out one that equals the
             question. lm-evaluation-harness 0.4.13 does so where a task's `fewshot_split` and
             `test_split` are the same word, and where it declares neither.
+        rows: number of the evaluated rows, where the data set's card or authors state it.
+        licence: SPDX identifier of the data set's licence, or the card's own word for it.
     """
 
     path: str
@@ -39,6 +41,8 @@ class Dataset:
     fewshot_split: str | None = None
     fewshot_rows: Sequence[Mapping[str, Any]] | None = None
     draw_extra_shot: bool = False
+    rows: int | None = None
+    licence: str | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -174,7 +174,9 @@ def gpqa(chance: Random, index: int) -> Row:
 
 
 def truthfulqa(chance: Random, index: int) -> Row:
-    texts = [f"{name} {verb} it" for name, verb in zip(chance.sample(NAMES, 6), VERBS, strict=False)]
+    texts = [
+        f"{name} {verb} it" for name, verb in zip(chance.sample(NAMES, 6), VERBS, strict=False)
+    ]
     single = {"choices": texts[: 2 + index % 4], "labels": [1, 0, 0, 0, 0][: 2 + index % 4]}
     several = {"choices": texts, "labels": [1] * (1 + index % 5) + [0] * (5 - index % 5)}
     return {"question": sentence(chance, index), "mc1_targets": single, "mc2_targets": several}
@@ -241,9 +243,14 @@ def bbh(task: str) -> Maker:
 
 
 BBH = (
-    "boolean_expressions date_understanding dyck_languages object_counting sports_understanding "
-    "web_of_lies word_sorting"
-).split()
+    "boolean_expressions",
+    "date_understanding",
+    "dyck_languages",
+    "object_counting",
+    "sports_understanding",
+    "web_of_lies",
+    "word_sorting",
+)
 
 RESULTS = [
     (r"\frac{3}{4}", "3/4"),

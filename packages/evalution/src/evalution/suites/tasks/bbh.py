@@ -71,7 +71,7 @@ TASKS = Subsets(
 @cache
 def read_prompts() -> Mapping[str, Any]:
     """The description and the worked examples of each task, by its name."""
-    text = files(__package__).joinpath("bbh_prompts.json").read_text(encoding="utf-8")
+    text = files("evalution.suites.tasks").joinpath("bbh_prompts.json").read_text(encoding="utf-8")
     return json.loads(text)["tasks"]
 
 
@@ -84,7 +84,7 @@ class BBHFewshot(SubsetSuite[AnswerSample, GenerationOutput], GenerationSuite):
     """
 
     task = "bbh_fewshot"
-    dataset = Dataset("SaylorTwift/bbh", "test")
+    dataset = Dataset("SaylorTwift/bbh", "test", rows=6511, licence="MIT")
     parts = TASKS
     part_noun = "task"
 
@@ -184,7 +184,7 @@ class BBHZeroshot(BBHFewshot):
     """
 
     task = "bbh_zeroshot"
-    pipelines = {_STRICT: _OVERLOOKED, _FLEXIBLE: ()}
+    pipelines: ClassVar[Mapping[str, Sequence[Filter]]] = {_STRICT: _OVERLOOKED, _FLEXIBLE: ()}
     reference_filters: ClassVar[Sequence[Filter]] = _OVERLOOKED
     takes_last: ClassVar[bool] = False
 
@@ -205,7 +205,7 @@ class BBHCoTZeroshot(BBHZeroshot):
     """
 
     task = "bbh_cot_zeroshot"
-    pipelines = {
+    pipelines: ClassVar[Mapping[str, Sequence[Filter]]] = {
         _FLEXIBLE: (),
         _STRICT: (
             Regex(

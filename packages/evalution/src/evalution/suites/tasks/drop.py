@@ -29,7 +29,9 @@ class DROP(DatasetRows, GenerationSuite):
     """
 
     task = "drop"
-    dataset = Dataset("EleutherAI/drop", "validation", fewshot_split="train")
+    dataset = Dataset(
+        "EleutherAI/drop", "validation", fewshot_split="train", licence="CC-BY-SA-4.0"
+    )
     stop: Stop = (".",)
 
     @classmethod

@@ -17,14 +17,15 @@ from typing import ClassVar, NamedTuple
 from evalution.rows.local import Row
 from evalution.scoring.extraction import ChoiceFinder
 from evalution.scoring.filters import Filter, Lower, Regex, Replace
+from evalution.scoring.text_metrics import ExactMatch
 from evalution.suites.choice_suite import ChoiceSuite
 from evalution.suites.dataset import Dataset, DatasetRows
-from evalution.suites.generation_suite import EXACT_MATCH, Grading, GenerationSuite, Stop
-from evalution.scoring.text_metrics import ExactMatch
+from evalution.suites.generation_suite import EXACT_MATCH, GenerationSuite, Grading, Stop
 
 _COLUMNS = ("Incorrect Answer 1", "Incorrect Answer 2", "Incorrect Answer 3", "Correct Answer")
 _LETTERS = ("(A)", "(B)", "(C)", "(D)")
 _SEED = 42
+_ROWS = {"diamond": 198, "main": 448, "extended": 546}
 _EXAMPLES = (
     "Here are some example questions from experts. Answer the final question yourself, following "
     "the format of the previous questions exactly.\n"
@@ -32,7 +33,14 @@ _EXAMPLES = (
 
 
 def _gpqa(subset: str) -> Dataset:
-    return Dataset("Idavidrein/gpqa", "train", f"gpqa_{subset}", draw_extra_shot=True)
+    return Dataset(
+        "Idavidrein/gpqa",
+        "train",
+        f"gpqa_{subset}",
+        draw_extra_shot=True,
+        rows=_ROWS[subset],
+        licence="CC-BY-4.0",
+    )
 
 
 class _Question(NamedTuple):

@@ -99,7 +99,7 @@ class MMLU(SubsetSuite[ChoiceSample, LoglikelihoodOutput], ChoiceSuite):
     """
 
     task = "mmlu"
-    dataset = Dataset("cais/mmlu", "test", fewshot_split="dev")
+    dataset = Dataset("cais/mmlu", "test", fewshot_split="dev", rows=14042, licence="MIT")
     parts = SUBJECTS
     part_noun = "subject"
 

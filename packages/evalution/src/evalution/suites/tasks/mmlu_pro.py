@@ -53,7 +53,9 @@ class MMLUPro(SubsetSuite[AnswerSample, GenerationOutput], GenerationSuite):
     """
 
     task = "mmlu_pro"
-    dataset = Dataset("TIGER-Lab/MMLU-Pro", "test", fewshot_split="validation")
+    dataset = Dataset(
+        "TIGER-Lab/MMLU-Pro", "test", fewshot_split="validation", rows=12032, licence="MIT"
+    )
     parts = CATEGORIES
     part_noun = "category"
     pipelines: ClassVar[Mapping[str, Sequence[Filter]]] = {

@@ -34,7 +34,12 @@ class TruthfulQAMC1(DatasetRows, ChoiceSuite):
 
     task = "truthfulqa_mc1"
     dataset = Dataset(
-        "truthfulqa/truthful_qa", "validation", "multiple_choice", draw_extra_shot=True
+        "truthfulqa/truthful_qa",
+        "validation",
+        "multiple_choice",
+        draw_extra_shot=True,
+        rows=817,
+        licence="Apache-2.0",
     )
     targets: ClassVar[str] = "mc1_targets"
 
