@@ -112,7 +112,9 @@ class FakeModel:
         if not asked:
             question = re.split(r"Q: |Question:|\n\n|<user>", context)[-1]
             answer, other = guess_answers(question, chance)
-            claims = _CLAIMS[4:8] if "(A)" in question and chance.random() < 0.5 else _CLAIMS
+            is_lettered = "(A)" in question and chance.random() < 0.5
+            plain = ["{x}", "The answer is {x}.", "So the answer is {x}."]
+            claims = plain if is_lettered else _CLAIMS
             return chance.choice(claims).format(x=answer, y=other)
         right = sum(map(int, asked[-1])) if asked else 5
         number = right if chance.random() < 0.7 else right + chance.randrange(-3, 4)

@@ -216,7 +216,7 @@ def _list_suites(*, as_json: bool) -> None:
         _print_json(rows)
         return
     table = _make_table("suite", "what it measures", "asks for", "rows", "data set (licence)")
-    table.columns[3].justify = "right"
+    table.columns[0].no_wrap, table.columns[3].justify = True, "right"
     for row in rows:
         count = "" if row["rows"] is None else f"{row['rows']:,}"
         licence = f" ({row['licence']})" if row["licence"] else ""

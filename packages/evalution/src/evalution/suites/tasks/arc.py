@@ -13,14 +13,7 @@ from evalution_core import ConfigurationError
 
 
 def _arc(name: str, rows: int) -> Dataset:
-    return Dataset(
-        "allenai/ai2_arc",
-        "test",
-        name,
-        fewshot_split="train",
-        rows=rows,
-        licence="CC-BY-SA-4.0",
-    )
+    return Dataset("allenai/ai2_arc", "test", name, "train", rows=rows, licence="CC-BY-SA-4.0")
 
 
 @dataclass(kw_only=True)
