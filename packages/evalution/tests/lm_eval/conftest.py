@@ -169,6 +169,17 @@ def mmlu_configs() -> list[dict[str, Any]]:
 
 
 @pytest.fixture(scope="session")
+def bbh_configs() -> dict[tuple[str, str], dict[str, Any]]:
+    """The declaration of each task of BBH in each way, by both."""
+    loader = pytest.importorskip("lm_eval.tasks._yaml_loader", reason="needs lm-eval 0.4.13")
+    folder = Path(loader.__file__).parent / "bbh"
+    return {
+        (path.stem, f"bbh_{path.parent.name}"): loader.load_yaml(path, resolve_func=False)
+        for path in folder.glob("*/[a-z]*.yaml")
+    }
+
+
+@pytest.fixture(scope="session")
 def seeded_map() -> Callable[..., Any]:
     """`Dataset.map` with the shuffles of the mapped function begun as in a fresh process.
 

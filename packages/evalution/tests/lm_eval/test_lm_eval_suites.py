@@ -14,8 +14,11 @@ from typing import Any
 import pytest
 
 from evalution.rows.local import Row
+from evalution.scoring.extraction import ChoiceFinder, NumberFinder, PhraseFinder, WordOrder
+from evalution.scoring.filters import Regex
 from evalution.scoring.metrics import Estimate, Mean, Measure
 from evalution.suites.discovery import load_suite
+from evalution.suites.tasks.bbh import TASKS
 from evalution_core import (
     GenerationOutput,
     GenerationRequest,
@@ -291,3 +294,52 @@ def test_all_subjects_of_mmlu_are_declared_as_in_lm_eval(mmlu_configs: Sequence[
         ours[part.name] = (rows.path, rows.config, rows.split, solved.split, text)
     assert len(theirs) == 57
     assert ours == theirs
+
+
+def test_all_tasks_of_bbh_are_declared_as_in_lm_eval(
+    bbh_configs: Mapping[tuple[str, str], Mapping[str, Any]],
+) -> None:
+    """Tasks whose rows aren't made here have the texts and the kind of filter of lm-eval's."""
+    assert sorted(name for name, _ in bbh_configs) == sorted(TASKS.groups[""] * len(WAYS))
+    for (task, theirs), config in bbh_configs.items():
+        (way,) = [way for way, name in WAYS.items() if name == theirs]
+        suite = suite_of(way, subsets=task)
+        (split,) = suite.splits()
+        row = Row(0, "row 0", {"input": "x", "target": "y"}, split.name)
+        place = (split.rows.path, split.rows.config, split.rows.split)
+        assert place == ("SaylorTwift/bbh", task, "test")
+        assert suite.description_text(row) == config["description"]
+        assert suite.question_text(row) == config["doc_to_text"].replace("{{input}}", "x")
+        if samples := config.get("fewshot_config", {}).get("samples"):
+            assert [dict(shot.columns) for shot in split.fewshot] == samples
+        finders = [
+            step
+            for pipeline in config.get("filter_list", ())
+            if pipeline["name"] == "flexible-extract"
+            for step in pipeline["filter"]
+            if step["function"] != "take_first"
+        ]
+        for step in finders:
+            finder = find_flexible(suite, row)
+            assert FINDERS[type(finder)] == step["function"].rpartition(".")[2]
+            if isinstance(finder, Regex):
+                assert finder.pattern == step["regex_pattern"]
+            if isinstance(finder, PhraseFinder):
+                assert finder.patterns == step["regex_pattern_to_value"]
+            if not isinstance(finder, WordOrder):
+                is_last = finder.match == "last" if isinstance(finder, Regex) else finder.last
+                assert is_last == (step["group_select"] == -1)
+
+
+FINDERS: Mapping[type, str] = {
+    Regex: "regex",
+    PhraseFinder: "MapRegexFilter",
+    NumberFinder: "NumberParseRegexFilter",
+    ChoiceFinder: "MultiChoiceRegexFilter",
+    WordOrder: "WordSortFilter",
+}
+
+
+def find_flexible(suite: Any, row: Row) -> Any:
+    (grading,) = [one for name, one in suite.find_gradings(row).items() if "flexible" in name]
+    return grading.filters[0]
