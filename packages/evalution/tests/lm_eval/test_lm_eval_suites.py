@@ -300,7 +300,7 @@ def test_all_tasks_of_bbh_are_declared_as_in_lm_eval(
     bbh_configs: Mapping[tuple[str, str], Mapping[str, Any]],
 ) -> None:
     """Tasks whose rows aren't made here have the texts and the kind of filter of lm-eval's."""
-    assert sorted(name for name, _ in bbh_configs) == sorted(TASKS.groups[""] * len(WAYS))
+    assert sorted(name for name, _ in bbh_configs) == sorted([*TASKS.groups[""]] * len(WAYS))
     for (task, theirs), config in bbh_configs.items():
         (way,) = [way for way, name in WAYS.items() if name == theirs]
         suite = suite_of(way, subsets=task)

@@ -70,7 +70,10 @@ TASKS = Subsets(
 
 @cache
 def read_prompts() -> Mapping[str, Any]:
-    """The description and the worked examples of each task, by its name."""
+    """The description and the worked examples of each task, by its name.
+
+    `phrases` has a value by the pattern of each phrase that stands for it, where answers have some.
+    """
     text = files("evalution.suites.tasks").joinpath("bbh_prompts.json").read_text(encoding="utf-8")
     return json.loads(text)["tasks"]
 
@@ -148,16 +151,6 @@ _PATTERNS = {
     "formal_fallacies": r"\b(valid|invalid)\b",
     "navigate": r"\b(Yes|No|yes|no)\b",
 }
-_PHRASES = {
-    "sports_understanding": {
-        r"\b(no|not plausible)\b": "no",
-        r"\b(yes|plausible)\b": "yes",
-    },
-    "web_of_lies": {
-        r"\b(no|does not tell the truth|is not telling the truth)\b": "no",
-        r"\b(yes|tells the truth|is telling the truth)\b": "yes",
-    },
-}
 
 
 def make_finder(row: Row, *, last: bool) -> Filter:
@@ -165,8 +158,8 @@ def make_finder(row: Row, *, last: bool) -> Filter:
     name = row.subset
     if name in _PATTERNS:
         return Regex(_PATTERNS[name], match="last" if last else "first")
-    if name in _PHRASES:
-        return PhraseFinder(_PHRASES[name], last=last)
+    if phrases := read_prompts()[name].get("phrases"):
+        return PhraseFinder(phrases, last=last)
     if name in ("multistep_arithmetic_two", "object_counting"):
         return NumberFinder(last=last)
     asked = row.text("input")
