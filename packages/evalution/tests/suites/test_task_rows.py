@@ -16,9 +16,17 @@ from evalution_enginekit.mock import Mock
 
 ROWS = Path(__file__).parents[1] / "data" / "rows"
 NAMED = [name for name in find_built_in() if name.islower()]
-LARGEST = 150_000
+LARGEST = 185_000
 SHARED = {"hendrycks_math500": "math500", "minerva_math500": "math500"}
-SUBJECTS = ["stem.abstract_algebra", "other.virology"]
+FAMILIES = ("gpqa", "truthfulqa", "bbh")
+SUBSETS = {
+    "mmlu": ["stem.abstract_algebra", "other.virology"],
+    "mmlu_pro": ["law", "computer_science"],
+    **{
+        way: ["dyck_languages", "web_of_lies"]
+        for way in ("bbh", "bbh_fewshot", "bbh_zeroshot", "bbh_cot_zeroshot")
+    },
+}
 
 
 @pytest.fixture(scope="module")
@@ -42,9 +50,10 @@ def suite_of(name: str, **options: Any) -> Any:
     if name == "minerva_math500":
         pytest.importorskip("math_verify", reason="needs math-verify, as lm-eval of tools/envs has")
     kind: Any = load_suite(name)
-    folder = ROWS / SHARED.get(name, name.partition("_cot")[0])
-    if name == "mmlu":
-        options |= {"subsets": SUBJECTS}
+    family = next((family for family in FAMILIES if name.startswith(family)), None)
+    folder = ROWS / (family or SHARED.get(name, name.partition("_cot")[0]))
+    if name in SUBSETS:
+        options |= {"subsets": SUBSETS[name]}
     return kind(data=folder, **options)
 
 
