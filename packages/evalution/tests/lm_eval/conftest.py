@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+import subprocess
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,7 +17,7 @@ from evalution.rows.local import Rows
 
 FAMILIES = (
     "glue hellaswag piqa arc winogrande super_glue mmlu lambada wikitext gsm8k gsm8k_platinum"
-    " hendrycks_math minerva_math"
+    " hendrycks_math minerva_math humaneval mbpp"
 )
 ROWS = Path(__file__).parents[1] / "data" / "rows"
 
@@ -95,6 +97,31 @@ class TheirRun:
     samples: list[Mapping[str, Any]]
 
 
+class CodeEval:
+    """Stands for `evaluate`'s metric code_eval, which only the Hub has: each program in a process.
+
+    pass@k by the product of Chen et al. 2021, fig. 3.
+    """
+
+    def compute(
+        self, references: Sequence[str], predictions: Sequence[Sequence[str]], k: Sequence[int]
+    ) -> tuple[dict[str, float], None]:
+        means: dict[str, list[float]] = {f"pass@{n}": [] for n in k}
+        for tests, candidates in zip(references, predictions, strict=True):
+            right = sum(self._passes(f"{candidate}\n{tests}") for candidate in candidates)
+            wrong, count = len(candidates) - right, len(candidates)
+            for n in k:
+                missed = 1.0 if wrong >= n else 0.0
+                for drawn in range(wrong + 1, count + 1):
+                    missed *= 1.0 - n / drawn
+                means[f"pass@{n}"].append(1.0 - missed)
+        return {name: sum(values) / len(values) for name, values in means.items()}, None
+
+    def _passes(self, program: str) -> bool:
+        done = subprocess.run([sys.executable, "-I", "-c", program], capture_output=True)
+        return done.returncode == 0
+
+
 @pytest.fixture(scope="session")
 def fake_model() -> type[FakeModel]:
     return FakeModel
@@ -162,6 +189,7 @@ def their_run(task_manager: Any) -> Callable[..., TheirRun]:
     ) -> TheirRun:
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(datasets, "load_dataset", lambda **_: splits(ROWS / rows))
+            patch.setattr("evaluate.load", lambda name: CodeEval())
             found = task_manager.load(task)["tasks"][task]
         default_shots = found.config.num_fewshot or 0
         found.set_config("num_fewshot", shots)
@@ -173,6 +201,7 @@ def their_run(task_manager: Any) -> Callable[..., TheirRun]:
                 {"tasks": {task: found}},
                 # With none, not even the errors that need no bootstrap are computed.
                 bootstrap_iters=2,
+                confirm_run_unsafe_code=True,
                 apply_chat_template=chat,
                 fewshot_as_multiturn=chat,
             )

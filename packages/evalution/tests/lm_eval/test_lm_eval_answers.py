@@ -6,7 +6,7 @@ Each side asks one scripted model, which knows right and wrong answers to every 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -70,6 +70,38 @@ def math_replies() -> dict[str, list[str]]:
     }
 
 
+def humaneval_replies() -> dict[str, list[str]]:
+    return {
+        row["prompt"]: [
+            row["canonical_solution"],
+            f"    {body}\n" if body else "",
+            "    return (a",
+            "    import math\n    return math.nan\n",
+            "pass",
+        ]
+        for row, body in zip(rows_of("humaneval"), wrong_programs(), strict=True)
+    }
+
+
+def mbpp_replies() -> dict[str, list[str]]:
+    return {
+        row["text"]: [
+            row["code"],
+            f"{row['code']}\n\nprint({row['test_list'][0]!r})",
+            f"def {row['code'].split()[1].partition('(')[0]}(a, b):\n  {body}",
+            f"```python\n{row['code']}\n```",
+            "def f(:",
+            "",
+        ]
+        for row, body in zip(rows_of("mbpp"), wrong_programs(), strict=True)
+    }
+
+
+def wrong_programs() -> list[str]:
+    programs = make_rows().PROGRAMS
+    return [f"return {programs[index % len(programs)][2]}" for index in range(21)]
+
+
 def make_rows() -> Any:
     import importlib.util
 
@@ -90,8 +122,10 @@ class Case:
     replies: Callable[[], Mapping[str, Sequence[str]]]
     metrics: Mapping[str, str]
     shots: tuple[int, ...] = (0,)
+    options: Mapping[str, Any] = field(default_factory=dict[str, Any])
 
 
+RUN = {"execute": "sandbox", "time_limit_s": 30.0}
 CASES = [
     Case("hendrycks_math500", "math500", math_replies, {"exact_match": "exact_match"}, (0, 2)),
     Case(
@@ -101,6 +135,8 @@ CASES = [
         {"exact_match": "exact_match", "math_verify": "math_verify"},
         (0, 4),
     ),
+    Case("humaneval", "humaneval", humaneval_replies, {"pass@1": "pass@1"}, (0,), RUN),
+    Case("mbpp", "mbpp", mbpp_replies, {"pass_at_1": "pass@1"}, (0, 3), RUN),
 ]
 RUNS = [(case, shots) for case in CASES for shots in case.shots]
 
@@ -115,7 +151,7 @@ def test_a_suite_asks_and_judges_as_lm_eval(
     chat_template: Callable[..., str],
 ) -> None:
     kind: Any = load_suite(case.task)
-    suite = kind(data=ROWS / case.rows, num_fewshot=shots, apply_chat_template=chat)
+    suite = kind(data=ROWS / case.rows, num_fewshot=shots, apply_chat_template=chat, **case.options)
     seen: dict[str, set[Any]] = {ours: set() for ours in case.metrics.values()}
     theirs: Any = None
     for seed in range(3):

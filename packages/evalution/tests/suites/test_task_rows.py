@@ -11,6 +11,7 @@ import pytest
 
 import evalution
 from evalution.suites import GenerationSuite, load_suite
+from evalution.suites.code_suite import CodeSuite
 from evalution.suites.discovery import find_built_in
 from evalution_enginekit.mock import Mock
 
@@ -45,6 +46,8 @@ def suite_of(name: str, **options: Any) -> Any:
     folder = ROWS / SHARED.get(name, name.partition("_cot")[0])
     if name == "mmlu":
         options |= {"subsets": SUBJECTS}
+    if issubclass(kind, CodeSuite):
+        options |= {"execute": "sandbox"}
     return kind(data=folder, **options)
 
 

@@ -204,6 +204,46 @@ def math500(chance: Random, index: int) -> Row:
     }
 
 
+PROGRAMS = [
+    ("add", "a + b", "a - b"),
+    ("largest", "max(a, b)", "min(a, b)"),
+    ("distance", "abs(a - b)", "a - b"),
+    ("repeat", "[a] * b", "[b] * a"),
+    ("rest", "a % b", "a / b"),
+]
+"""Name, right expression of a and b, and a wrong one."""
+
+
+def call_program(index: int, chance: Random) -> tuple[str, str, int, int, Any]:
+    name, right, _ = PROGRAMS[index % len(PROGRAMS)]
+    one, other = chance.randrange(4, 9), chance.randrange(1, 4)
+    found = eval(right, {"a": one, "b": other})
+    return f"{name}_{index}", right, one, other, found
+
+
+def humaneval(chance: Random, index: int) -> Row:
+    name, right, one, other, found = call_program(index, chance)
+    return {
+        "task_id": f"HumanEval/{index}",
+        "prompt": f'\n\ndef {name}(a, b):\n    """ {sentence(chance, index)!r}\n    """\n',
+        "canonical_solution": f"    return {right}\n",
+        "test": f"\n\ndef check(candidate):\n    assert candidate({one}, {other}) == {found}\n\n",
+        "entry_point": name,
+    }
+
+
+def mbpp(chance: Random, index: int) -> Row:
+    calls = [call_program(index, chance) for _ in range(3)]
+    return {
+        "task_id": 11 + index,
+        "text": f"Write a python function {calls[0][0]}. {sentence(chance, index)}",
+        "code": f"def {calls[0][0]}(a, b):\r\n  return {calls[0][1]} ",
+        "test_list": [f"assert {name}({a},{b}) == {found}" for name, _, a, b, found in calls],
+        "test_setup_code": "",
+        "challenge_test_list": [],
+    }
+
+
 GLUE: dict[str, tuple[Maker, str]] = {
     "sst2": (single, "validation"),
     "cola": (single, "validation"),
@@ -232,6 +272,8 @@ TASKS: dict[str, tuple[Maker, dict[str, int]]] = {
     "gsm8k": (gsm8k, {"train": 12, "test": 21}),
     "gsm8k_platinum": (platinum, {"test": 21}),
     "math500": (math500, {"test": 23}),
+    "humaneval": (humaneval, {"test": 21}),
+    "mbpp": (mbpp, {"test": 21}),
 }
 
 
