@@ -17,7 +17,7 @@ from evalution.rows.local import Rows
 
 FAMILIES = (
     "glue hellaswag piqa arc winogrande super_glue mmlu lambada wikitext gsm8k gsm8k_platinum"
-    " hendrycks_math minerva_math humaneval mbpp"
+    " hendrycks_math minerva_math humaneval mbpp ifeval translation"
 )
 ROWS = Path(__file__).parents[1] / "data" / "rows"
 
@@ -133,7 +133,24 @@ def chat_template() -> Callable[..., str]:
 
 
 @pytest.fixture(scope="session")
-def task_manager() -> Any:
+def punkt(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """Stands for NLTK's English sentence model, which is a download: a few abbreviations."""
+    nltk = pytest.importorskip("nltk", reason="needs the environment lm-eval")
+    from nltk.tokenize.punkt import PunktParameters, save_punkt_params
+
+    data = tmp_path_factory.mktemp("nltk_data")
+    parameters = PunktParameters()
+    parameters.abbrev_types.update({"dr", "mr", "e.g", "no"})
+    nltk.data.path.insert(0, str(data))
+    model = data / "tokenizers" / "punkt_tab" / "english"
+    model.mkdir(parents=True)
+    save_punkt_params(parameters, dir=str(model))
+    yield
+    nltk.data.path.remove(str(data))
+
+
+@pytest.fixture(scope="session")
+def task_manager(punkt: None) -> Any:
     tasks = pytest.importorskip("lm_eval.tasks", reason="needs the environment lm-eval")
     folder = Path(tasks.__file__).parent
     families = [folder / family for family in FAMILIES.split()]

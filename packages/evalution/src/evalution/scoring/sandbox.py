@@ -37,7 +37,7 @@ class Limits:
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """Whether a program ran to its end without an exception, and what was wrong else."""
+    """Outcome of a program: passed if it ended without an exception, else what was wrong."""
 
     is_passed: bool
     detail: str

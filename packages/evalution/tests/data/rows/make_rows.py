@@ -244,6 +244,64 @@ def mbpp(chance: Random, index: int) -> Row:
     }
 
 
+INSTRUCTIONS: list[tuple[str, Row]] = [
+    ("keywords:existence", {"keywords": ["harbour", "boat"]}),
+    ("keywords:frequency", {"keyword": " boat ", "frequency": 2, "relation": "at least"}),
+    ("keywords:forbidden_words", {"forbidden_words": ["rain", "storm"]}),
+    ("keywords:letter_frequency", {"letter": "o", "let_frequency": 4, "let_relation": "less than"}),
+    ("language:response_language", {"language": "de"}),
+    ("length_constraints:number_sentences", {"num_sentences": 3, "relation": "at least"}),
+    ("length_constraints:number_paragraphs", {"num_paragraphs": 2}),
+    ("length_constraints:number_words", {"num_words": 8, "relation": "less than"}),
+    (
+        "length_constraints:nth_paragraph_first_word",
+        {"num_paragraphs": 2, "nth_paragraph": 2, "first_word": "Then"},
+    ),
+    ("detectable_content:number_placeholders", {"num_placeholders": 2}),
+    ("detectable_content:postscript", {"postscript_marker": "P.S."}),
+    ("detectable_content:postscript", {"postscript_marker": "P.P.S"}),
+    ("detectable_format:number_bullet_lists", {"num_bullets": 2}),
+    ("detectable_format:constrained_response", {}),
+    ("detectable_format:number_highlighted_sections", {"num_highlights": 2}),
+    ("detectable_format:multiple_sections", {"section_spliter": "Section", "num_sections": 2}),
+    ("detectable_format:json_format", {}),
+    ("detectable_format:title", {}),
+    ("combination:two_responses", {}),
+    ("combination:repeat_prompt", {"prompt_to_repeat": "Where is the boat?"}),
+    ("startend:end_checker", {"end_phrase": "That is all."}),
+    ("startend:quotation", {}),
+    (
+        "change_case:capital_word_frequency",
+        {"capital_frequency": 2, "capital_relation": "at least"},
+    ),
+    ("change_case:english_capital", {}),
+    ("change_case:english_lowercase", {}),
+    ("punctuation:no_comma", {}),
+]
+"""Instructions of IFEval with their arguments: every kind there is."""
+
+
+def ifeval(chance: Random, index: int) -> Row:
+    # The last rows have two instructions, one of which the first rows have alone.
+    chosen = [INSTRUCTIONS[index % len(INSTRUCTIONS)]]
+    if index >= len(INSTRUCTIONS):
+        chosen.append(INSTRUCTIONS[-index % len(INSTRUCTIONS)])
+    return {
+        "key": 1000 + index,
+        "prompt": f"Task {index}: {sentence(chance, index)}",
+        "instruction_id_list": [name for name, _ in chosen],
+        "kwargs": [arguments for _, arguments in chosen],
+    }
+
+
+def wmt(first: str, second: str) -> Maker:
+    def make(chance: Random, index: int) -> Row:
+        texts = [f"{index}: {sentence(chance, index).replace(chr(10), ' ')}", sentence(chance)]
+        return {"translation": dict(zip((first, second), texts, strict=True))}
+
+    return make
+
+
 GLUE: dict[str, tuple[Maker, str]] = {
     "sst2": (single, "validation"),
     "cola": (single, "validation"),
@@ -274,6 +332,11 @@ TASKS: dict[str, tuple[Maker, dict[str, int]]] = {
     "math500": (math500, {"test": 23}),
     "humaneval": (humaneval, {"test": 21}),
     "mbpp": (mbpp, {"test": 21}),
+    "ifeval": (ifeval, {"train": 30}),
+    **{
+        f"wmt/{first}-{second}": (wmt(first, second), {"validation": 4, "test": 20})
+        for first, second in (("fr", "en"), ("de", "en"), ("ro", "en"))
+    },
 }
 
 
