@@ -22,13 +22,6 @@ from evalution_core import Capability, GenerationOutput
 _PASSED = "passed"
 
 
-@dataclass(slots=True)
-class CodeSample(AnswerSample):
-    """A task with its tests, which are `expected`, and the code that an answer goes on from."""
-
-    head: str
-
-
 @dataclass(kw_only=True)
 class CodeSuite(GenerationSuite):
     """The model writes a program; it is right if it runs through the row's tests.
@@ -94,18 +87,15 @@ class CodeSuite(GenerationSuite):
         check_execution(self.execute)
         yield from super().samples(limit)
 
-    def sample(self, fewshot: FewshotRow) -> CodeSample:
+    def sample(self, fewshot: FewshotRow) -> AnswerSample:
         one = super().sample(fewshot)
-        requests = one.requests
         if self.num_samples > 1:
             sampled = {"do_sample": True, "temperature": self.temperature, "top_p": self.top_p}
-            requests = [
+            one.requests = [
                 replace(one.requests[0], seed=self.fewshot_seed + number, **sampled)
                 for number in range(self.num_samples)
             ]
-        return CodeSample(
-            one.index, one.prompt, one.target, requests, one.expected, self.head_text(fewshot.row)
-        )
+        return one
 
     def score(self, sample: AnswerSample, answers: Sequence[GenerationOutput]) -> Score:
         scores = [super(CodeSuite, self).score(sample, [answer]) for answer in answers]
@@ -118,11 +108,11 @@ class CodeSuite(GenerationSuite):
         return Score(measures, scores[0].prediction, found, list(remarks))
 
     def grade_answer(self, sample: AnswerSample, text: str, answer: str) -> Score:
-        assert isinstance(sample, CodeSample)
         unlocked = check_execution(self.execute)
         assert self.execute is not None
         limits = Limits(self.time_limit_s, self.memory_limit_mb << 20)
-        program = f"{sample.head}{self._find_indent(text)}{answer}\n{sample.expected}"
+        head = self.head_text(sample.row) + self._find_indent(text)
+        program = f"{head}{answer}\n{sample.expected}"
         verdict = run_program(program, limits, self.execute)
         remarks = [f"ran without a lock on {', nor '.join(unlocked)}"] if unlocked else []
         return Score({}, text, {"tests": verdict.detail}, remarks)

@@ -164,6 +164,94 @@ def standard_lambada(chance: Random, index: int) -> Row:
     return {**lambada(chance, index), "domain": "News"}
 
 
+def gpqa(chance: Random, index: int) -> Row:
+    things = [f"{thing} {chance.randrange(9)}" for thing in chance.sample(THINGS, 4)]
+    things[index % 4] = ["  two  blanks ", "a [title] b", "(B) or −1/2", "x² + 1."][index % 4]
+    wrong = {f"Incorrect Answer {place}": things[place] for place in (1, 2, 3)}
+    if index == 5:
+        wrong["Incorrect Answer 3"] = None
+    return {"Question": sentence(chance, index), "Correct Answer": things[0], **wrong}
+
+
+def truthfulqa(chance: Random, index: int) -> Row:
+    texts = [
+        f"{name} {verb} it" for name, verb in zip(chance.sample(NAMES, 6), VERBS, strict=False)
+    ]
+    single = {"choices": texts[: 2 + index % 4], "labels": [1, 0, 0, 0, 0][: 2 + index % 4]}
+    several = {"choices": texts, "labels": [1] * (1 + index % 5) + [0] * (5 - index % 5)}
+    return {"question": sentence(chance, index), "mc1_targets": single, "mc2_targets": several}
+
+
+def mmlu_pro(chance: Random, index: int) -> Row:
+    options = [f"{thing} " for thing in chance.sample(THINGS, 3 + index % 5)]
+    letter = chance.choice("ABCDEFGHIJ"[: len(options)])
+    return {
+        "question_id": index,
+        "question": sentence(chance, index // 2),
+        "options": options + ["naught", "all", "both", "none"][: index % 3],
+        "answer": letter,
+        "answer_index": "ABCDEFGHIJ".index(letter),
+        "cot_content": f"A: Let's think step by step. It is so. The answer is ({letter}).",
+        "category": ["law", "computer science"][index % 2],
+        "src": "made",
+    }
+
+
+def drop(chance: Random, index: int) -> Row:
+    name, place, year = chance.choice(NAMES), chance.choice(PLACES), chance.randrange(1900, 2000)
+    one, other = chance.randrange(2, 30), chance.randrange(2, 4000)
+    passage = f"{name} had {one} points, and {other:,} points near {place} on 3 May {year}."
+    empty = {"number": "", "date": {"day": "", "month": "", "year": ""}, "spans": []}
+    answers: list[dict[str, Any]] = [
+        {**empty, "number": str(one)},
+        {**empty, "date": {"day": "3", "month": "May", "year": str(year)}},
+        {**empty, "spans": [name]},
+        {**empty, "spans": [f"the {one} points", place]},
+        {**empty, "number": f"{other:,}.0"},
+        {**empty, "spans": [f" a well-known {name}, "]},
+    ]
+    checked = [answers[(index + shift) % 6] for shift in range(index % 3)] + [empty] * (index % 2)
+    columns = {key: [answer[key] for answer in checked] for key in empty}
+    return {
+        "section_id": f"made_{index}",
+        "query_id": f"made-{index}",
+        "passage": f"{sentence(chance, index)} {passage}",
+        "question": ["How many points?", "Who, and near which place?"][index % 2],
+        "answer": {**answers[index % 6], "hit_id": "", "worker_id": ""},
+        "validated_answers": {**columns, "hit_id": [], "worker_id": []},
+    }
+
+
+def bbh(task: str) -> Maker:
+    def make(chance: Random, index: int) -> Row:
+        things = chance.sample(THINGS, 4)
+        listed = "\n".join(f"({name}) {thing}" for name, thing in zip("ABCD", things, strict=True))
+        number = chance.randrange(2, 30)
+        asked: dict[str, tuple[str, str]] = {
+            "boolean_expressions": (f"{number} > 9 and not ( False ) is", str(number > 9)),
+            "date_understanding": (f"Which?\nOptions:\n{listed}", f"({'ABCD'[number % 4]})"),
+            "dyck_languages": ("Complete the rest. Input: [ { < ( )", "> } ]"),
+            "object_counting": (f"I have {number} {things[0]}. How many?", str(number)),
+            "sports_understanding": (f"Is it plausible? {things[0]}", ["no", "yes"][number % 2]),
+            "web_of_lies": (f"Does {NAMES[number % 8]} tell the truth?", ["No", "Yes"][number % 2]),
+            "word_sorting": (f"Sort. List: {' '.join(things)}", " ".join(sorted(things))),
+        }
+        question, target = asked[task]
+        return {"input": f"{sentence(chance, index)} {question}", "target": target}
+
+    return make
+
+
+BBH = (
+    "boolean_expressions",
+    "date_understanding",
+    "dyck_languages",
+    "object_counting",
+    "sports_understanding",
+    "web_of_lies",
+    "word_sorting",
+)
+
 RESULTS = [
     (r"\frac{3}{4}", "3/4"),
     (r"\dfrac{1}{2}", "0.5"),
@@ -329,6 +417,11 @@ TASKS: dict[str, tuple[Maker, dict[str, int]]] = {
     "wikitext": (wikitext, {"train": 2, "validation": 2, "test": 20}),
     "gsm8k": (gsm8k, {"train": 12, "test": 21}),
     "gsm8k_platinum": (platinum, {"test": 21}),
+    "gpqa": (gpqa, {"train": 21}),
+    "truthfulqa": (truthfulqa, {"validation": 21}),
+    "mmlu_pro": (mmlu_pro, {"validation": 14, "test": 44}),
+    "drop": (drop, {"train": 6, "validation": 24}),
+    **{f"bbh/{task}": (bbh(task), {"test": 20}) for task in BBH},
     "math500": (math500, {"test": 23}),
     "humaneval": (humaneval, {"test": 21}),
     "mbpp": (mbpp, {"test": 21}),

@@ -20,7 +20,7 @@ class HumanEval(DatasetRows, CodeSuite):
     """
 
     task = "humaneval"
-    dataset = Dataset("openai/openai_humaneval", "test")
+    dataset = Dataset("openai/openai_humaneval", "test", rows=164, licence="MIT")
 
     max_new_tokens: MaxNewTokens = 1024
     stop: Stop = ("\nclass", "\ndef", "\n#", "\nif", "\nprint")
@@ -92,6 +92,8 @@ class MBPP(DatasetRows, CodeSuite):
         "test",
         "full",
         fewshot_rows=[{**row, _SOLVED_MARK: True} for row in _SOLVED],
+        rows=500,
+        licence="CC-BY-4.0",
     )
 
     num_fewshot: NumFewshot = 3

@@ -27,13 +27,6 @@ _METRICS = {
 }
 
 
-@dataclass(slots=True)
-class InstructionSample(AnswerSample):
-    """A prompt with its instructions."""
-
-    instructions: Sequence[Instruction]
-
-
 @dataclass(kw_only=True)
 class IFEval(DatasetRows, GenerationSuite):
     """Prompts with instructions such as "no commas" (Zhou et al. 2023, arXiv:2311.07911).
@@ -43,7 +36,7 @@ class IFEval(DatasetRows, GenerationSuite):
     """
 
     task = "ifeval"
-    dataset = Dataset("google/IFEval", "train")
+    dataset = Dataset("google/IFEval", "train", licence="Apache-2.0")
     pipelines: ClassVar[Mapping[str, Sequence[Filter]]] = {}
 
     max_new_tokens: MaxNewTokens = 1280
@@ -61,31 +54,27 @@ class IFEval(DatasetRows, GenerationSuite):
     def answer_text(self, row: Row) -> str:
         return ", ".join(row.texts("instruction_id_list"))
 
-    def sample(self, fewshot: FewshotRow) -> InstructionSample:
-        row, one = fewshot.row, super().sample(fewshot)
-        given = cast("Sequence[Mapping[str, Any]]", row["kwargs"])
-        instructions = parse_instructions(row.texts("instruction_id_list"), given)
-        check_libraries(instructions)
-        return InstructionSample(
-            one.index, one.prompt, one.target, one.requests, one.expected, instructions
-        )
+    def sample(self, fewshot: FewshotRow) -> AnswerSample:
+        check_libraries(_read_instructions(fewshot.row))
+        return super().sample(fewshot)
 
     def failure(self, sample: AnswerSample) -> Mapping[str, Measure]:
-        assert isinstance(sample, InstructionSample)
-        return _measure("strict", [False for _ in sample.instructions]) | _measure(
-            "loose", [False for _ in sample.instructions]
-        )
+        broken = [False for _ in _read_instructions(sample.row)]
+        return _measure("strict", broken) | _measure("loose", broken)
 
     def grade_answer(self, sample: AnswerSample, text: str, answer: str) -> Score:
-        assert isinstance(sample, InstructionSample)
-        strict = [one.is_followed(answer) for one in sample.instructions]
+        instructions = _read_instructions(sample.row)
+        strict = [one.is_followed(answer) for one in instructions]
         forms = list_loose_answers(answer)
-        loose = [any(map(one.is_followed, forms)) for one in sample.instructions]
-        broken = [
-            one.name for one, kept in zip(sample.instructions, strict, strict=True) if not kept
-        ]
+        loose = [any(map(one.is_followed, forms)) for one in instructions]
+        broken = [one.name for one, kept in zip(instructions, strict, strict=True) if not kept]
         measures = _measure("strict", strict) | _measure("loose", loose)
         return Score(measures, text, {"not followed": broken})
+
+
+def _read_instructions(row: Row) -> list[Instruction]:
+    given = cast("Sequence[Mapping[str, Any]]", row["kwargs"])
+    return parse_instructions(row.texts("instruction_id_list"), given)
 
 
 def _measure(level: str, followed: Sequence[bool]) -> dict[str, Measure]:
