@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import random
 import re
+import subprocess
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,7 +19,8 @@ from evalution.rows.local import Rows
 
 FAMILIES = (
     "glue hellaswag piqa arc winogrande super_glue mmlu lambada wikitext gsm8k gsm8k_platinum "
-    "gpqa truthfulqa mmlu_pro bbh drop hendrycks_math minerva_math"
+    "gpqa truthfulqa mmlu_pro bbh drop hendrycks_math minerva_math humaneval mbpp ifeval "
+    "translation"
 )
 ROWS = Path(__file__).parents[1] / "data" / "rows"
 
@@ -142,6 +145,31 @@ class TheirRun:
     samples: list[Mapping[str, Any]]
 
 
+class CodeEval:
+    """Stands for `evaluate`'s metric code_eval, which only the Hub has: each program in a process.
+
+    pass@k by the product of Chen et al. 2021, fig. 3.
+    """
+
+    def compute(
+        self, references: Sequence[str], predictions: Sequence[Sequence[str]], k: Sequence[int]
+    ) -> tuple[dict[str, float], None]:
+        means: dict[str, list[float]] = {f"pass@{n}": [] for n in k}
+        for tests, candidates in zip(references, predictions, strict=True):
+            right = sum(self._passes(f"{candidate}\n{tests}") for candidate in candidates)
+            wrong, count = len(candidates) - right, len(candidates)
+            for n in k:
+                missed = 1.0 if wrong >= n else 0.0
+                for drawn in range(wrong + 1, count + 1):
+                    missed *= 1.0 - n / drawn
+                means[f"pass@{n}"].append(1.0 - missed)
+        return {name: sum(values) / len(values) for name, values in means.items()}, None
+
+    def _passes(self, program: str) -> bool:
+        done = subprocess.run([sys.executable, "-I", "-c", program], capture_output=True)
+        return done.returncode == 0
+
+
 @pytest.fixture(scope="session")
 def fake_model() -> type[FakeModel]:
     return FakeModel
@@ -153,7 +181,24 @@ def chat_template() -> Callable[..., str]:
 
 
 @pytest.fixture(scope="session")
-def task_manager() -> Any:
+def punkt(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """Stands for NLTK's English sentence model, which is a download: a few abbreviations."""
+    nltk = pytest.importorskip("nltk", reason="needs the environment lm-eval")
+    from nltk.tokenize.punkt import PunktParameters, save_punkt_params
+
+    data = tmp_path_factory.mktemp("nltk_data")
+    parameters = PunktParameters()
+    parameters.abbrev_types.update({"dr", "mr", "e.g", "no"})
+    nltk.data.path.insert(0, str(data))
+    model = data / "tokenizers" / "punkt_tab" / "english"
+    model.mkdir(parents=True)
+    save_punkt_params(parameters, dir=str(model))
+    yield
+    nltk.data.path.remove(str(data))
+
+
+@pytest.fixture(scope="session")
+def task_manager(punkt: None) -> Any:
     tasks = pytest.importorskip("lm_eval.tasks", reason="needs the environment lm-eval")
     folder = Path(tasks.__file__).parent
     families = [folder / family for family in FAMILIES.split()]
@@ -239,6 +284,7 @@ def their_run(task_manager: Any, seeded_map: Callable[..., Any]) -> Callable[...
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(datasets.Dataset, "map", seeded_map)
             patch.setattr(datasets, "load_dataset", lambda **_: splits(ROWS / rows))
+            patch.setattr("evaluate.load", lambda name: CodeEval())
             found = task_manager.load(task)["tasks"][task]
         default_shots = found.config.num_fewshot or 0
         found.set_config("num_fewshot", shots)
@@ -251,6 +297,7 @@ def their_run(task_manager: Any, seeded_map: Callable[..., Any]) -> Callable[...
                 {"tasks": {task: found}},
                 # With none, not even the errors that need no bootstrap are computed.
                 bootstrap_iters=2,
+                confirm_run_unsafe_code=True,
                 apply_chat_template=chat,
                 fewshot_as_multiturn=chat,
             )

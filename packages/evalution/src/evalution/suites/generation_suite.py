@@ -45,6 +45,9 @@ _EXACT_MATCH = ExactMatch()
 Stop = Annotated[
     Sequence[str], Field(description="Texts that end an answer; they are no part of it.")
 ]
+MaxNewTokens = Annotated[
+    int, Field(ge=1, le=LARGEST, description="Tokens of an answer at most, reasoning included.")
+]
 
 
 class Grading(NamedTuple):
@@ -83,9 +86,7 @@ class GenerationSuite(PromptedSuite[AnswerSample, GenerationOutput]):
     reference_filters: ClassVar[Sequence[Filter]] = ()
     text_metrics: ClassVar[Sequence[TextMetric]] = ()
 
-    max_new_tokens: Annotated[
-        int, Field(ge=1, le=LARGEST, description="Tokens of an answer at most, reasoning included.")
-    ] = 256
+    max_new_tokens: MaxNewTokens = 256
     stop: Stop = ()
     think_end_token: Annotated[
         str | None,

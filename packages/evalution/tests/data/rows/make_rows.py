@@ -292,6 +292,104 @@ def math500(chance: Random, index: int) -> Row:
     }
 
 
+PROGRAMS = [
+    ("add", "a + b", "a - b"),
+    ("largest", "max(a, b)", "min(a, b)"),
+    ("distance", "abs(a - b)", "a - b"),
+    ("repeat", "[a] * b", "[b] * a"),
+    ("rest", "a % b", "a / b"),
+]
+"""Name, right expression of a and b, and a wrong one."""
+
+
+def call_program(index: int, chance: Random) -> tuple[str, str, int, int, Any]:
+    name, right, _ = PROGRAMS[index % len(PROGRAMS)]
+    one, other = chance.randrange(4, 9), chance.randrange(1, 4)
+    found = eval(right, {"a": one, "b": other})
+    return f"{name}_{index}", right, one, other, found
+
+
+def humaneval(chance: Random, index: int) -> Row:
+    name, right, one, other, found = call_program(index, chance)
+    return {
+        "task_id": f"HumanEval/{index}",
+        "prompt": f'\n\ndef {name}(a, b):\n    """ {sentence(chance, index)!r}\n    """\n',
+        "canonical_solution": f"    return {right}\n",
+        "test": f"\n\ndef check(candidate):\n    assert candidate({one}, {other}) == {found}\n\n",
+        "entry_point": name,
+    }
+
+
+def mbpp(chance: Random, index: int) -> Row:
+    calls = [call_program(index, chance) for _ in range(3)]
+    return {
+        "task_id": 11 + index,
+        "text": f"Write a python function {calls[0][0]}. {sentence(chance, index)}",
+        "code": f"def {calls[0][0]}(a, b):\r\n  return {calls[0][1]} ",
+        "test_list": [f"assert {name}({a},{b}) == {found}" for name, _, a, b, found in calls],
+        "test_setup_code": "",
+        "challenge_test_list": [],
+    }
+
+
+INSTRUCTIONS: list[tuple[str, Row]] = [
+    ("keywords:existence", {"keywords": ["harbour", "boat"]}),
+    ("keywords:frequency", {"keyword": " boat ", "frequency": 2, "relation": "at least"}),
+    ("keywords:forbidden_words", {"forbidden_words": ["rain", "storm"]}),
+    ("keywords:letter_frequency", {"letter": "o", "let_frequency": 4, "let_relation": "less than"}),
+    ("language:response_language", {"language": "de"}),
+    ("length_constraints:number_sentences", {"num_sentences": 3, "relation": "at least"}),
+    ("length_constraints:number_paragraphs", {"num_paragraphs": 2}),
+    ("length_constraints:number_words", {"num_words": 8, "relation": "less than"}),
+    (
+        "length_constraints:nth_paragraph_first_word",
+        {"num_paragraphs": 2, "nth_paragraph": 2, "first_word": "Then"},
+    ),
+    ("detectable_content:number_placeholders", {"num_placeholders": 2}),
+    ("detectable_content:postscript", {"postscript_marker": "P.S."}),
+    ("detectable_content:postscript", {"postscript_marker": "P.P.S"}),
+    ("detectable_format:number_bullet_lists", {"num_bullets": 2}),
+    ("detectable_format:constrained_response", {}),
+    ("detectable_format:number_highlighted_sections", {"num_highlights": 2}),
+    ("detectable_format:multiple_sections", {"section_spliter": "Section", "num_sections": 2}),
+    ("detectable_format:json_format", {}),
+    ("detectable_format:title", {}),
+    ("combination:two_responses", {}),
+    ("combination:repeat_prompt", {"prompt_to_repeat": "Where is the boat?"}),
+    ("startend:end_checker", {"end_phrase": "That is all."}),
+    ("startend:quotation", {}),
+    (
+        "change_case:capital_word_frequency",
+        {"capital_frequency": 2, "capital_relation": "at least"},
+    ),
+    ("change_case:english_capital", {}),
+    ("change_case:english_lowercase", {}),
+    ("punctuation:no_comma", {}),
+]
+"""Instructions of IFEval with their arguments: every kind there is."""
+
+
+def ifeval(chance: Random, index: int) -> Row:
+    # The last rows have two instructions, one of which the first rows have alone.
+    chosen = [INSTRUCTIONS[index % len(INSTRUCTIONS)]]
+    if index >= len(INSTRUCTIONS):
+        chosen.append(INSTRUCTIONS[-index % len(INSTRUCTIONS)])
+    return {
+        "key": 1000 + index,
+        "prompt": f"Task {index}: {sentence(chance, index)}",
+        "instruction_id_list": [name for name, _ in chosen],
+        "kwargs": [arguments for _, arguments in chosen],
+    }
+
+
+def wmt(first: str, second: str) -> Maker:
+    def make(chance: Random, index: int) -> Row:
+        texts = [f"{index}: {sentence(chance, index).replace(chr(10), ' ')}", sentence(chance)]
+        return {"translation": dict(zip((first, second), texts, strict=True))}
+
+    return make
+
+
 GLUE: dict[str, tuple[Maker, str]] = {
     "sst2": (single, "validation"),
     "cola": (single, "validation"),
@@ -325,6 +423,13 @@ TASKS: dict[str, tuple[Maker, dict[str, int]]] = {
     "drop": (drop, {"train": 6, "validation": 24}),
     **{f"bbh/{task}": (bbh(task), {"test": 20}) for task in BBH},
     "math500": (math500, {"test": 23}),
+    "humaneval": (humaneval, {"test": 21}),
+    "mbpp": (mbpp, {"test": 21}),
+    "ifeval": (ifeval, {"train": 30}),
+    **{
+        f"wmt/{first}-{second}": (wmt(first, second), {"validation": 4, "test": 20})
+        for first, second in (("fr", "en"), ("de", "en"), ("ro", "en"))
+    },
 }
 
 
