@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Callable, Sequence
 from datetime import timedelta
@@ -13,6 +14,12 @@ _SILENCE_S = 60.0
 """A log with nothing new for that long looks like one of a process that hangs."""
 _WAIT_S = 30.0
 _SHARE = 0.1
+
+
+def is_quiet() -> bool:
+    """Report whether the logger `evalution` lets no warning pass, as `--quiet` sets it."""
+    return not logging.getLogger("evalution").isEnabledFor(logging.WARNING)
+
 
 Running = tuple[str, float] | None
 """A metric's name and its value so far."""

@@ -7,15 +7,18 @@ its end was cut short, by a full disk or a killed process, and is no sample.
 
 from __future__ import annotations
 
+import json
 import os
+import re
 import time
 import zlib
 from array import array
-from bisect import bisect_left
+from bisect import bisect_left, bisect_right
 from collections.abc import Generator, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from functools import cached_property
 from itertools import accumulate
+from mmap import ACCESS_READ, mmap
 from pathlib import Path
 from typing import BinaryIO
 
@@ -184,6 +187,29 @@ class FileSamples:
                     raise _make_changed(self._file)
                 lines.seek(offset)
                 yield self._parse(lines.readline(), row)
+
+    def find_text(self, text: str) -> Iterator[int] | None:
+        """Yield the rows whose lines hold an ASCII text in any case, also where it isn't shown.
+
+        None where the lines can't be searched so: the text has other characters, or the lines
+        aren't in the order of the rows.
+        """
+        if not text.isascii() or not is_ordered(self._offsets):
+            return None
+        spelled = json.dumps(text)[1:-1].encode()
+        return self._search(re.compile(re.escape(spelled), re.IGNORECASE))
+
+    def _search(self, pattern: re.Pattern[bytes]) -> Iterator[int]:
+        with (
+            path_errors(self._file),
+            self._file.open("rb") as file,
+            mmap(file.fileno(), 0, access=ACCESS_READ) as lines,
+        ):
+            at, begin = 0, self._offsets[0]
+            while at < len(self._rows) and (found := pattern.search(lines, begin)):
+                at = bisect_right(self._offsets, found.start())
+                yield self._rows[at - 1]
+                begin = self._offsets[at] if at < len(self._rows) else len(lines)
 
     def _find(self, row: int) -> int | None:
         at = bisect_left(self._rows, row)

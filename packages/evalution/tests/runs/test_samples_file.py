@@ -159,3 +159,23 @@ def test_closing_twice_is_no_error(tmp_path: Path) -> None:
     file.close()
     with pytest.raises(ValueError, match="closed"):
         file.append(SampleResult("s", 0))
+
+
+@given(st.lists(st.text(st.sampled_from('aB"\\\n é'), max_size=6)), st.text('aAb"\\\n', min_size=1))
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_text_is_found_in_every_line_that_has_it(
+    tmp_path: Path, texts: list[str], needle: str
+) -> None:
+    file = SamplesFile(tmp_path / "samples.jsonl")
+    file.append(SampleResult("other", 0, target=needle))
+    file.finish_suite()
+    for row, text in enumerate(texts):
+        file.append(SampleResult("s", row, target=text))
+    file.finish_suite()
+    file.close()
+    found = SamplesReader(file.path).of("s")
+    if texts:
+        rows = {*(found.find_text(needle) or ())}
+        assert rows >= {row for row, text in enumerate(texts) if needle.lower() in text.lower()}
+        assert rows <= set(range(len(texts)))
+    assert found.find_text("é") is None

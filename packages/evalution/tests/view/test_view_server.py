@@ -196,7 +196,7 @@ def test_runs_of_several_folders_have_ids_of_their_own(
         run_folder(tmp_path / place, {"sums": [answered(0)]})
     folders = [tmp_path / "x", tmp_path / "y", tmp_path / "x" / "run"]
     assert [run.id for run in RunCatalog(folders).list_runs()] == ["run", "run~2", "run~3"]
-    with pytest.raises(ConfigurationError, match=r"there is no folder .*/z; name the folder in wh"):
+    with pytest.raises(ConfigurationError, match=r"there is no folder .*/z; name the one in wh"):
         RunCatalog([tmp_path / "z"]).list_runs()
 
 

@@ -272,14 +272,21 @@ def compare(
     return compare_samples(*map(RunSamples, sides))
 
 
-def compare_samples(left: RunSamples, right: RunSamples) -> Comparison:
-    """`compare` for one who reads the samples for something else as well."""
+def compare_samples(left: RunSamples, right: RunSamples, *, with_texts: bool = True) -> Comparison:
+    """`compare` for one who reads the samples for something else as well.
+
+    Flips without texts are found without reading a line.
+    """
     here, there = ([suite.name for suite in side.run.suites] for side in (left, right))
     return Comparison(
         left.run,
         right.run,
         [*find_leaf_differences(_list_conditions(left.run), _list_conditions(right.run))],
-        [_compare_suite(name, (left, right)) for name in here if name in there],
+        [
+            _compare_suite(name, (left, right), with_texts=with_texts)
+            for name in here
+            if name in there
+        ],
         [name for name in here if name not in there],
         [name for name in there if name not in here],
     )
@@ -308,7 +315,7 @@ def find_flipped_rows(comparisons: Iterable[Comparison]) -> dict[str, set[int]]:
 _Sides = tuple[RunSamples, RunSamples]
 
 
-def _compare_suite(name: str, sides: _Sides) -> SuiteComparison:
+def _compare_suite(name: str, sides: _Sides, *, with_texts: bool) -> SuiteComparison:
     left, right = (side.run[name] for side in sides)
     options = find_option_differences(left.options, right.options)
     columns = sides[0].columns(left), sides[1].columns(right)
@@ -326,7 +333,12 @@ def _compare_suite(name: str, sides: _Sides) -> SuiteComparison:
             if found.flipped_by is None and test is not None and all(map(is_binary, values)):
                 found.flipped_by = metric
                 is_up = before.higher_is_better
-                found.flips = [*_find_flips(found, sides, indices, values, right=is_up)]
+                winners = _find_winners(indices, values, right=is_up)
+                found.flips = (
+                    [*_read_flips(found, sides, winners)]
+                    if with_texts
+                    else [Flip(row, None, None, None, side) for row, side in winners.items()]
+                )
         known = before or after
         assert known is not None
         found.metrics.append(
@@ -375,20 +387,24 @@ def _is_mean(metric: MetricResult, name: str, columns: SampleColumns) -> bool:
     return math.isclose(mean, metric.value, rel_tol=1e-9, abs_tol=1e-12)
 
 
-def _find_flips(
-    suite: SuiteComparison, sides: _Sides, rows: Sequence[int], values: _Values, *, right: bool
-) -> Iterator[Flip]:
-    """Yield rows whose two values of `flipped_by` differ; only of these are the texts read.
+def _find_winners(rows: Sequence[int], values: _Values, *, right: bool) -> dict[int, Side]:
+    """Return the rows whose two values differ, with the side that has them right.
 
     `right` is the value of a row that is right: 1, or 0 of an error rate.
     """
-    metric = suite.flipped_by
-    assert metric is not None
-    winners: dict[int, Side] = {
+    return {
         row: "left" if before == right else "right"
         for row, before, after in zip(rows, *values, strict=True)
         if before != after
     }
+
+
+def _read_flips(
+    suite: SuiteComparison, sides: _Sides, winners: Mapping[int, Side]
+) -> Iterator[Flip]:
+    """Yield the flipped rows with their texts."""
+    metric = suite.flipped_by
+    assert metric is not None
     texts = [side.of(side.run[suite.name]).at(winners) for side in sides]
     for one, other, winner in zip(*texts, winners.values(), strict=True):
         yield Flip(

@@ -29,8 +29,8 @@ def find_runs(folder: Path) -> Iterator[Path]:
     with path_errors(folder):
         if not folder.is_dir():
             raise ConfigurationError(
-                f"there is no folder {folder}; name the folder in which your runs are, such as "
-                "runs, or begin one with `evalution run`"
+                f"there is no folder {folder}; name the one in which your runs are, or begin a run "
+                "with `evalution run`"
             )
         for path, folders, files in os.walk(folder):
             if RESULTS in files:

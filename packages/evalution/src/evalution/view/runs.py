@@ -16,6 +16,7 @@ from evalution.sample_columns import SampleColumns
 from evalution.samples_file import SamplesTail
 from evalution.scoring.metrics import wilson_interval
 from evalution.view.documents import (
+    ComparisonDocument,
     ProgressDocument,
     RunDetailDocument,
     RunDocument,
@@ -51,6 +52,8 @@ class ViewedRun:
         self.samples = RunSamples(result)
         self.latest: dict[str, SampleColumns] = {}
         """Samples of unfinished suites in the order of their answers."""
+        self.compared: tuple[list[ViewedRun], ComparisonDocument] | None = None
+        """The last comparison with other runs."""
         self._tail: SamplesTail | None = None
         self._views: dict[str, SuiteView] = {}
 

@@ -9,14 +9,14 @@ from array import array
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import islice
+from itertools import islice, tee
 from typing import Any, get_args
 
 from evalution.comparison.comparison import is_binary, pair_samples
 from evalution.redaction import mask_text
 from evalution.sample_columns import SampleColumns
 from evalution.samples import SampleResult, TokenLogprob
-from evalution.samples_file import SuiteSamples
+from evalution.samples_file import FileSamples, SuiteSamples
 from evalution.user_input import LARGEST
 from evalution.view.documents import (
     ChoiceDocument,
@@ -215,17 +215,32 @@ def find_flipped(suite: SuiteView, against: SuiteView) -> array[int]:
     )
 
 
-def search(suite: SuiteView, places: Sequence[int], text: str) -> Iterator[int]:
+def search(suite: SuiteView, places: Iterable[int], text: str) -> Iterator[int]:
     """Yield those of the places whose sample says every word, and every phrase in quotes.
 
-    Each sample is read when it is asked for.
+    Each sample is read when it is asked for; of those in a file, only lines that have the longest.
     """
     needles = [phrase or word for phrase, word in _WORDS.findall(text.casefold())]
-    rows = suite.columns.rows
-    for at, sample in zip(places, suite.samples.at(rows[at] for at in places), strict=True):
+    rows, samples = suite.columns.rows, suite.samples
+    if needles and isinstance(samples, FileSamples) and len(samples):
+        found = samples.find_text(max(needles, key=len))
+        places = places if found is None else _keep_places(suite, places, found)
+    wanted, read = tee(places)
+    for at, sample in zip(wanted, samples.at(rows[at] for at in read), strict=True):
         said = "\n".join(_list_texts(sample)).casefold()
         if all(needle in said for needle in needles):
             yield at
+
+
+def _keep_places(suite: SuiteView, places: Iterable[int], rows: Iterator[int]) -> Iterator[int]:
+    """Yield those of the places whose rows were found; in the order of the rows, one by one."""
+    if isinstance(places, range) and places.step == 1:
+        return (at for row in rows if (at := suite.find_place(row)) is not None)
+    found = bytearray(len(suite.columns))
+    for row in rows:
+        if (at := suite.find_place(row)) is not None:
+            found[at] = True
+    return (at for at in places if found[at])
 
 
 def _list_texts(sample: SampleResult) -> Iterator[str]:

@@ -197,6 +197,7 @@ def bind_socket(port: int) -> socket.socket:
     try:
         bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         bound.bind(("127.0.0.1", port))
+        bound.listen()  # a browser that is quicker than the server waits
     except OSError as error:
         bound.close()
         raise ConfigurationError(
