@@ -6,7 +6,7 @@ const Progress = (() => {
   const SHOWN = 5;
 
   function amount(progress) {
-    const of = progress.total === null ? "" : ` of ${Dom.number(progress.total)}`;
+    const of = progress.total === null || progress.total <= progress.done ? "" : ` of ${Dom.number(progress.total)}`;
     return `${Dom.number(progress.done)}${of} samples`;
   }
 
