@@ -188,18 +188,19 @@ class FileSamples:
                 lines.seek(offset)
                 yield self._parse(lines.readline(), row)
 
-    def find_text(self, text: str) -> Iterator[int] | None:
-        """Yield the rows whose lines hold an ASCII text in any case, also where it isn't shown.
+    def find_texts(self, texts: Sequence[str]) -> Iterator[int] | None:
+        """Yield the rows whose lines hold ASCII texts in any case, also where they aren't shown.
 
-        None where the lines can't be searched so: the text has other characters, or the lines
-        aren't in the order of the rows.
+        None where the lines can't be searched so: a text has other characters, or the lines aren't
+        in the order of the rows.
         """
-        if not text.isascii() or not is_ordered(self._offsets):
+        if not all(text.isascii() for text in texts) or not is_ordered(self._offsets):
             return None
-        spelled = json.dumps(text)[1:-1].encode()
-        return self._search(re.compile(re.escape(spelled), re.IGNORECASE))
+        spelled = sorted((json.dumps(text.lower())[1:-1].encode() for text in texts), key=len)
+        pattern = re.compile(re.escape(spelled.pop()), re.IGNORECASE)
+        return self._search(pattern, spelled)
 
-    def _search(self, pattern: re.Pattern[bytes]) -> Iterator[int]:
+    def _search(self, pattern: re.Pattern[bytes], others: Sequence[bytes]) -> Iterator[int]:
         with (
             path_errors(self._file),
             self._file.open("rb") as file,
@@ -208,8 +209,10 @@ class FileSamples:
             at, begin = 0, self._offsets[0]
             while at < len(self._rows) and (found := pattern.search(lines, begin)):
                 at = bisect_right(self._offsets, found.start())
-                yield self._rows[at - 1]
                 begin = self._offsets[at] if at < len(self._rows) else len(lines)
+                line = lines[self._offsets[at - 1] : begin].lower() if others else b""
+                if all(other in line for other in others):
+                    yield self._rows[at - 1]
 
     def _find(self, row: int) -> int | None:
         at = bisect_left(self._rows, row)

@@ -175,7 +175,11 @@ def test_text_is_found_in_every_line_that_has_it(
     file.close()
     found = SamplesReader(file.path).of("s")
     if texts:
-        rows = {*(found.find_text(needle) or ())}
-        assert rows >= {row for row, text in enumerate(texts) if needle.lower() in text.lower()}
+        rows = {*(found.find_texts([needle, "a"]) or ())}
+        assert rows >= {
+            row
+            for row, text in enumerate(texts)
+            if needle.lower() in text.lower() and "a" in text.lower()
+        }
         assert rows <= set(range(len(texts)))
-    assert found.find_text("é") is None
+    assert found.find_texts(["a", "é"]) is None

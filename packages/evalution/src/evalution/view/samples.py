@@ -210,7 +210,7 @@ def find_flipped(suite: SuiteView, against: SuiteView) -> array[int]:
         (
             at
             for at, other in zip(pairs.left, pairs.right, strict=True)
-            if here[at] + there[other] == _RIGHT and here[at] != there[other]
+            if here[at] + there[other] == _RIGHT  # one of them is right, the other wrong
         ),
     )
 
@@ -218,12 +218,12 @@ def find_flipped(suite: SuiteView, against: SuiteView) -> array[int]:
 def search(suite: SuiteView, places: Iterable[int], text: str) -> Iterator[int]:
     """Yield those of the places whose sample says every word, and every phrase in quotes.
 
-    Each sample is read when it is asked for; of those in a file, only lines that have the longest.
+    Each sample is read when it is asked for; of those in a file, only lines that have them.
     """
     needles = [phrase or word for phrase, word in _WORDS.findall(text.casefold())]
     rows, samples = suite.columns.rows, suite.samples
     if needles and isinstance(samples, FileSamples) and len(samples):
-        found = samples.find_text(max(needles, key=len))
+        found = samples.find_texts(needles)
         places = places if found is None else _keep_places(suite, places, found)
     wanted, read = tee(places)
     for at, sample in zip(wanted, samples.at(rows[at] for at in read), strict=True):
