@@ -108,7 +108,7 @@ class _Program(TyperGroup):
     """Lists its own commands from a table, and imports the one that is called."""
 
     def __init__(self, *, commands: Any = None, **settings: Any) -> None:
-        own = {
+        own: dict[str, Any] = {
             verb: TyperCommand(verb, short_help=command.summary)
             for verb, command in COMMANDS.items()
         }
