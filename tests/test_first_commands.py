@@ -31,7 +31,7 @@ def read_commands(page: str, folder: Path) -> Iterator[list[str]]:
     for language, title, body in BLOCK.findall(page[page.index("pip install evalution") :]):
         if title and title != "output":
             (folder / title).write_text(body, encoding="utf-8")
-        elif language == "console":
+        elif language == "console" and "uv run" not in body:  # in a clone
             for line in re.findall(r"^\$ (evalution .*)$", body, re.MULTILINE):
                 yield shlex.split(line)
 
