@@ -196,6 +196,14 @@ def test_option_of_another_program_gets_the_one_that_does_the_same(
     assert advice in " ".join(done.stderr.split())
 
 
+@pytest.mark.parametrize(
+    ("value", "message"), [("-5", "must be at least 1, got '-5'"), ("0.1", "integer, got '0.1'")]
+)
+def test_wrong_limit_is_shown(command_line: Any, value: str, message: str) -> None:
+    done = command_line("run", "builtin:tiny/quickstart", "-n", value)
+    assert (done.returncode, message in done.stderr) == (2, True)
+
+
 def test_no_option_that_a_command_has_is_said_to_be_missing() -> None:
     for verb, advice in OPTION_HINTS.items():
         command = program.load_command(verb)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import logging
 import re
 import sys
@@ -56,6 +57,21 @@ def _name_type(found: re.Match[str]) -> str:
     return f" {_PLACEHOLDERS.get(found[1], found[1].upper())}"
 
 
+def _reword(error: Any, words: list[str]) -> str:
+    """Return pydantic's complaint about an option as ours, with the value that was given."""
+    text = error.message.replace("Input should be ", "must be ").partition(", unable")[0]
+    text = text.replace("greater than or equal to", "at least").replace(
+        "a valid integer", "an integer"
+    )
+    names = error.param.opts if error.param is not None else ()
+    given = [
+        following
+        for word, following in itertools.pairwise((*words, ""))
+        if word in names and following
+    ]
+    return f"{text}, got {given[-1]!r}" if given else text
+
+
 class Command(TyperCommand):
     """A command with the options of `set_verbosity`, where it has none of these names itself."""
 
@@ -78,7 +94,12 @@ class Command(TyperCommand):
         for word in (arg.partition("=")[0] for arg in args):
             if word in advice:
                 ctx.fail(f"there is no option {word}: {advice[word]}")
-        return super().parse_args(ctx, args)
+        words = [*args]  # the parser takes them out of its own list
+        try:
+            return super().parse_args(ctx, args)
+        except typer.BadParameter as error:
+            error.message = _reword(error, words)
+            raise
 
     def format_options(self, ctx: Any, formatter: Any) -> None:
         """Write the arguments and options; a type is a placeholder, as N for a whole number."""
