@@ -23,15 +23,20 @@ PAGES = {
     ],
 }
 """Pages, and the packages of their install line; other runtimes take minutes to install."""
-BLOCK = re.compile(r"^```(\w+)(?: title=(\S+))?[^\n]*\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+BLOCK = re.compile(
+    r"(downloads [^\n]* -->\n)?^```(\w+)(?: title=(\S+))?[^\n]*\n(.*?)^```$",
+    re.MULTILINE | re.DOTALL,
+)
 
 
 def read_commands(page: str, folder: Path) -> Iterator[list[str]]:
     """Yield the commands that follow the install line; files that blocks name are written."""
-    for language, title, body in BLOCK.findall(page[page.index("pip install evalution") :]):
+    for downloads, language, title, body in BLOCK.findall(
+        page[page.index("pip install evalution") :]
+    ):
         if title and title != "output":
             (folder / title).write_text(body, encoding="utf-8")
-        elif language == "console":
+        elif language == "console" and not downloads and "uv run" not in body:
             for line in re.findall(r"^\$ (evalution .*)$", body, re.MULTILINE):
                 yield shlex.split(line)
 

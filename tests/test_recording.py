@@ -40,6 +40,7 @@ def test_equal_lines_are_stored_once_and_each_frame_has_its_time() -> None:
 def test_committed_recording_is_small_and_shows_kill_resume_and_comparison() -> None:
     shown = (ROOT / "docs" / "images" / "recording.svg").read_text(encoding="utf-8")
     assert len(shown.encode()) < 300_000
+    assert (ROOT / "docs" / "images" / "report.png").stat().st_size < 300_000
     for part in ("Killed", "were finished before", "difference", *SPECS):
         assert part in shown
 

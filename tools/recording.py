@@ -1,9 +1,10 @@
-"""Record real commands in a terminal as an animated SVG: `uv run tools/recording.py FILE`.
+"""Record real commands in a terminal, and their report: `uv run tools/recording.py docs/images`.
 
 The commands run in a pseudo-terminal and in an empty folder; one is killed midway by SIGKILL, as a
 machine without memory would. Each screen is that of a terminal emulator that read their output.
 Pauses are shortened, and nothing else. A browser shows the frames one after another by CSS alone,
-and the last one where a reader prefers less motion.
+and the last one where a reader prefers less motion. `recording.svg` is the recording, and
+`report.png` the report on its two runs, as the system's Chromium shows it.
 """
 
 from __future__ import annotations
@@ -233,15 +234,37 @@ def record(folder: Path, limit: int) -> str:
     return draw_frames(recording.frames)
 
 
+def photograph_report(folder: Path, picture: Path) -> None:
+    """Write the picture of the report on the two runs of a folder."""
+    page = folder / "report.html"
+    program = str(Path(sys.executable).with_name("evalution"))
+    subprocess.run([program, "report", "asked", "bare", "--output", page], cwd=folder, check=True)
+    browser = next(filter(None, map(shutil.which, ("chromium", "google-chrome"))), None)
+    assert browser, "the picture needs Chromium on the PATH"
+    settings = [
+        "--headless",
+        "--no-sandbox",
+        "--disable-gpu",
+        "--disable-quic",
+        "--hide-scrollbars",
+    ]
+    # Time passes faster for the page's scripts, which have drawn all by its end.
+    settings += ["--virtual-time-budget=5000", "--window-size=1200,900"]
+    command = [browser, *settings, f"--screenshot={picture.resolve()}", page.as_uri()]
+    subprocess.run(command, check=True, capture_output=True)
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("file", type=Path)
+    parser.add_argument("folder", type=Path)
     parser.add_argument("--limit", type=int, default=60, help="rows of each suite")
     chosen = parser.parse_args()
+    drawing, picture = chosen.folder / "recording.svg", chosen.folder / "report.png"
     with tempfile.TemporaryDirectory() as folder:
-        drawing = record(Path(folder), chosen.limit)
-    chosen.file.write_text(drawing, encoding="utf-8")
-    print(f"{chosen.file}: {len(drawing.encode()) / 1000:.0f} kB")
+        drawing.write_text(record(Path(folder), chosen.limit), encoding="utf-8")
+        photograph_report(Path(folder), picture)
+    for file in (drawing, picture):
+        print(f"{file}: {file.stat().st_size / 1000:.0f} kB")
     return 0
 
 
