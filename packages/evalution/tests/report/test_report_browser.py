@@ -47,9 +47,15 @@ class Visit:
         self.wait(state)
 
     def wait(self, state: str) -> None:
-        self.page.wait_for_function(
-            "(state) => document.documentElement.dataset.drawn === state", arg=state
-        )
+        self.wait_until("(state) => document.documentElement.dataset.drawn === state", state)
+
+    def wait_until(self, condition: str, value: Any = None) -> None:
+        """Wait until a condition holds; Playwright's own wait needs `eval`, which pages forbid."""
+        for _ in range(200):
+            if self.page.evaluate(condition, value):
+                return
+            self.page.wait_for_timeout(50)
+        raise AssertionError(f"never true: {condition} {value}")
 
     @property
     def places(self) -> list[str]:
@@ -169,7 +175,7 @@ def test_every_state_is_accessible_and_asks_for_nothing(
 ) -> None:
     for number, state in enumerate(STATES):
         visit.go(state)
-        visit.page.wait_for_function(
+        visit.wait_until(
             "[...document.querySelectorAll('.plot')].every((plot) => plot.querySelector('svg'))"
         )
         if folder := os.environ.get("EVALUTION_ARTEFACTS"):
@@ -216,7 +222,7 @@ def test_texts_of_plots_are_whole(visit: Visit) -> None:
     })"""
     for width in (1300, 380):
         visit.page.set_viewport_size({"width": width, "height": 900})
-        visit.page.wait_for_function(
+        visit.wait_until(
             "[...document.querySelectorAll('.plot > svg')]"
             ".every((svg) => svg.clientWidth <= svg.parentNode.clientWidth)"
         )
