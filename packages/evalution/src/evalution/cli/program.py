@@ -33,7 +33,13 @@ from evalution.cli.run import run
 from evalution.cli.show import show
 from evalution.redaction import mask_text
 from evalution.results import to_json
-from evalution.runs.preflight import EngineAndModel, check_capabilities, check_model, parse_tests
+from evalution.runs.preflight import (
+    EngineAndModel,
+    check_capabilities,
+    check_judges,
+    check_model,
+    parse_tests,
+)
 from evalution.runs.run_identity import find_free_name
 from evalution.suites.suite import AnySuite
 from evalution.table import make_console
@@ -65,6 +71,7 @@ def validate(spec: SpecArgument, debug: DebugOption = False) -> None:
         loaded = load_spec(spec)
         suites = parse_tests(loaded.tests)
         _check_lane("engine", EngineAndModel(loaded.engine, loaded.model), suites)
+        check_judges(suites)
         if loaded.against is not None:
             _check_lane("against", loaded.against, suites)
         names: list[str] = []

@@ -21,12 +21,13 @@ from evalution.runs.backend import BackendReader, ModelBackend, check_backend
 from evalution.runs.options import FailurePolicy
 from evalution.runs.preflight import EngineAndModel, parse_model
 from evalution.suites.discovery import load_suite
+from evalution.suites.judge import Judge
 from evalution.suites.suite import SuiteDeclaration
 from evalution.user_input import parse_path, path_errors
 from evalution.yaml_spec.yaml_file import EXAMPLES, as_mapping, read_declaration, read_yaml
 from evalution_core import BaseEngine, ConfigurationError, Model, load_engine
 from evalution_core.builtins import builtin_path
-from evalution_core.options import option_fields
+from evalution_core.options import check_option_names, option_fields
 from evalution_core.plugins import PluginRegistry, did_you_mean, nearest_name
 
 
@@ -215,8 +216,21 @@ def parse_test(declared: object, base: Path | None) -> SuiteDeclaration:
     suite = load_suite(name)
     _check_place(options, suite)
     _check_plain(options, "test")
+    if options.get("judge") and "judge" in {option.name for option in option_fields(suite)}:
+        options = {**options, "judge": parse_judge(options["judge"], base or Path())}
     with wrap_errors(f"suite {suite.__name__} can't be made", ConfigurationError):
         return suite.from_options(options, base=base)
+
+
+def parse_judge(declared: object, base: Path) -> Judge:
+    """A judge from the option of a test; errors as `parse_engine`."""
+    fields = dict(as_mapping(declared, "the judge"))
+    check_option_names(Judge, fields)
+    if fields.get("engine") is None:
+        raise ConfigurationError(f"the judge names no engine{EXAMPLES['engine']}")
+    fields["engine"] = parse_engine(fields["engine"], base)
+    fields["model"] = _parse_model(fields.get("model"), base)
+    return Judge(**fields)
 
 
 def _parse_tests(declared: object, base: Path) -> list[SuiteDeclaration]:
