@@ -34,6 +34,10 @@ new-engine name:
 bench name *arguments:
     uv run tools/bench/{{ name }}.py {{ arguments }}
 
+# Build the documents as a site, in build/site.
+site:
+    UV_PROJECT_ENVIRONMENT=.venv-docs uv run --only-group docs tools/docs_site.py
+
 # Everything that a CPU machine can run, from a bare Python.
 ci:
     .ci/run

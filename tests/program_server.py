@@ -26,7 +26,6 @@ IMPORTED = (
     "evalution_enginekit.mock",
     "evalution_reference.engine",
     "numpy",
-    "plotly.offline",
     "tokenizers",
 )
 

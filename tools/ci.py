@@ -315,6 +315,10 @@ def run_light(stages: Stages) -> None:
     stages.run("quickstart", quickstart, light)
     stages.run("light", ["uv", "run", "pytest"], light)
     stages.run("check", ["uv", "run", "tools/check.py"])
+    site = ["uv", "run", "--only-group", "docs", "tools/docs_site.py"]
+    wheels = ["uv", "run", "pytest", "-m", "wide", "tests/test_first_commands.py"]
+    stages.run("first commands", wheels)
+    stages.run("site", site, {"UV_PROJECT_ENVIRONMENT": str(ROOT / ".venv-docs")})
     if stages.run("upstream signatures", ["uv", "run", "tools/check_upstream_api.py"]):
         drift = ["uv", "run", "pytest", "-m", "wide", "tests/test_planted_drift.py"]
         stages.run("planted drift", drift)

@@ -44,7 +44,7 @@ COMMANDS = sorted(
     if command.add_help_option  # those of other packages have no help before they are loaded
 )
 HEAVY = ENGINE_PARTS | {
-    *("datasets", "httpx", "huggingface_hub", "jinja2", "pandas", "plotly", "psutil", "pyarrow"),
+    *("datasets", "httpx", "huggingface_hub", "jinja2", "pandas", "psutil", "pyarrow"),
     *("requests", "scipy", "transformers"),
 }
 

@@ -60,7 +60,8 @@ class RequestSession(KitSession[RequestJob, RequestJob]):
     Args:
         loop: where requests run; its depth is how many at once.
         most: the largest depth that the loop may get; None: its present one.
-        engine, capabilities, tokenizer, max_model_len, encodes, dtype, lacking: as in `KitSession`.
+
+    The other arguments are those of `KitSession`.
     """
 
     def __init__(

@@ -12,7 +12,6 @@ from typing import Any
 import pytest
 
 pytest.importorskip("jinja2", reason="needs jinja2, of evalution[report]")
-pytest.importorskip("plotly", reason="needs plotly, of evalution[report]")
 playwright = pytest.importorskip("playwright.sync_api", reason="needs playwright")
 
 pytestmark = pytest.mark.wide
@@ -115,7 +114,7 @@ LOOKS = [
 def test_page_opens_without_requests_or_errors(
     visit: Visit, report: Path, request: pytest.FixtureRequest
 ) -> None:
-    visit.page.locator(".plot .main-svg").first.wait_for()
+    visit.page.locator(".plot svg").first.wait_for()
     if folder := os.environ.get("EVALUTION_ARTEFACTS"):
         look = request.node.callspec.id
         visit.page.screenshot(path=Path(folder) / f"report-{look}.png", full_page=True)
@@ -126,7 +125,7 @@ def test_page_opens_without_requests_or_errors(
     assert visit.page.title() == "my model on Mock, 2 runs – Evalution report"
     assert (
         visit.page.locator(".plot").count()
-        == visit.page.locator(".plot svg.main-svg:first-child").count()
+        == visit.page.locator(".plot:has(svg g[aria-label=dot])").count()
     )
     assert widths[0] <= widths[1]
 
@@ -144,17 +143,30 @@ def test_security_policy_blocks_requests(visit: Visit) -> None:
 
 
 def test_plots_follow_the_theme(visit: Visit) -> None:
-    point = visit.page.locator(".plot .scatterlayer path.point").first
-    point.wait_for()
+    point = visit.page.locator(".plot g[aria-label=dot] path").first
     light = point.evaluate("(found) => getComputedStyle(found).fill")
     visit.page.emulate_media(color_scheme="dark")
-    visit.page.wait_for_function(
-        "(before) => getComputedStyle(document.querySelector('.plot .scatterlayer path.point'))"
-        ".fill !== before",
-        arg=light,
-    )
 
+    assert point.evaluate("(found) => getComputedStyle(found).fill") != light
     assert visit.complaints == []
+
+
+def test_texts_of_plots_are_whole(visit: Visit) -> None:
+    """No tick's text reaches over the edge of its plot, wide or narrow."""
+    outside = """() => [...document.querySelectorAll(".plot")].flatMap((plot) => {
+        const place = plot.getBoundingClientRect();
+        return [...plot.querySelectorAll("svg text")].filter((text) => {
+            const found = text.getBoundingClientRect();
+            return found.left < place.left - 2 || found.right > place.right + 2;
+        }).map((text) => text.textContent);
+    })"""
+    for width in (1300, 380):
+        visit.page.set_viewport_size({"width": width, "height": 900})
+        visit.page.wait_for_function(
+            "[...document.querySelectorAll('.plot > svg')]"
+            ".every((svg) => svg.clientWidth <= svg.parentNode.clientWidth)"
+        )
+        assert visit.page.evaluate(outside) == []
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 
 pytest.importorskip("jinja2", reason="needs jinja2, of evalution[report]")
-pytest.importorskip("plotly", reason="needs plotly, of evalution[report]")
 
 
 @pytest.fixture

@@ -216,7 +216,7 @@ def test_step_is_a_count(step: Any, scripted_session: type[Any]) -> None:
 def test_scores_of_several_steps_are_a_curve_in_the_report(
     scripted_session: type[Any], suite: evalution.Generation, tmp_path: Path
 ) -> None:
-    pytest.importorskip("plotly", reason="plotly is not installed")
+    pytest.importorskip("jinja2", reason="needs jinja2")
     folders = []
     for step in (100, 0, 50):
         folder = tmp_path / f"step-{step}"
@@ -236,7 +236,7 @@ def test_scores_of_several_steps_are_a_curve_in_the_report(
 def test_runs_without_steps_have_no_curve(
     scripted_session: type[Any], suite: evalution.Generation, tmp_path: Path
 ) -> None:
-    pytest.importorskip("plotly", reason="plotly is not installed")
+    pytest.importorskip("jinja2", reason="needs jinja2")
     runs = [evalution.run(session=scripted_session(), tests=[suite]) for _ in range(2)]
     page = write_report(runs, tmp_path / "report.html").path.read_text(encoding="utf-8")
     assert "Scores over training" not in page

@@ -149,7 +149,7 @@ def test_commands_that_read_a_run_print_no_key(command_line: Any, keyed: Path) -
 
 
 def test_report_prints_no_key(command_line: Any, keyed: Path) -> None:
-    pytest.importorskip("plotly", reason="needs the extra evalution[report]")
+    pytest.importorskip("jinja2", reason="needs the extra evalution[report]")
     command_line("run", written(keyed, "request"), "--output", "run")
     (keyed / "pages").mkdir()
     done = command_line("report", "run", "--output", "pages/report.html")

@@ -1,7 +1,6 @@
 """One HTML page about one or several runs, readable without a network: `write_report`.
 
-Importing this package imports neither Jinja nor Plotly; writing a report needs both, from the
-extra `[report]`.
+Importing this package doesn't import Jinja; writing a report needs it, from the extra `[report]`.
 """
 
 from evalution.report.page import write_report

@@ -11,7 +11,6 @@ from evalution.report.figures import (
     Figure,
     Point,
     find_scale,
-    leave_one_legend,
     make_dot_plot,
 )
 from evalution.report.rendering import RunLabel
@@ -112,13 +111,20 @@ def _describe_left_out(suite: SuiteComparison) -> str:
 def make_difference_figures(
     suites: Sequence[SuiteDifferences], labels: Sequence[RunLabel]
 ) -> list[Figure]:
-    """Draw the differences with their 95 % intervals; a metric that isn't a share has a figure."""
+    """Draw the differences with their 95 % intervals; a metric that isn't a share has a figure.
+
+    A group in which nothing differs has none.
+    """
     groups: dict[str, list[Difference]] = {}
     for suite in suites:
         for row in suite.rows:
             if row.metric.difference is not None:
                 groups.setdefault(_find_group(row.metric), []).append(row)
-    return leave_one_legend([_make_figure(name, rows, labels) for name, rows in groups.items()])
+    return [
+        _make_figure(name, rows, labels)
+        for name, rows in groups.items()
+        if any(row.metric.difference for row in rows)
+    ]
 
 
 def _find_group(metric: MetricComparison) -> str:
@@ -138,6 +144,7 @@ def _make_figure(metric: str, rows: Sequence[Difference], labels: Sequence[RunLa
         [[_make_point(row) for row in rows if row.label == label] for label in others],
         others,
         is_of_one_metric=bool(metric),
+        bounds=None if metric else (-1.0, 1.0),
         has_zero_line=True,
     )
 

@@ -2,29 +2,17 @@
 
 from __future__ import annotations
 
-import itertools
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Any
 
 from evalution.fidelity.result import Arm, Bin, Estimate, FidelityResult, SuiteFidelity
 from evalution.fidelity.wording import format_estimate, format_nats, format_share, name_side
-from evalution.report.figures import (
-    Figure,
-    Point,
-    choose_marker,
-    escape_text,
-    make_dot_plot,
-    make_error_bars,
-    make_layout,
-    shorten,
-)
+from evalution.report.figures import Axis, Figure, Mark, Point, Series, make_dot_plot
 from evalution.report.rendering import RunLabel
 
 _HEIGHT = 320
 _MEGABYTE = 1e6
-_LEGEND_WIDTH = 40
 _DECADES_NAMED = 6
 _WIDENING = 4
 """Bins that grow by more than this factor stand on a logarithmic axis."""
@@ -96,9 +84,9 @@ def _draw_suites(suites: Sequence[SuiteFidelity], name: str) -> list[Figure]:
         _SIDES[: len(sides)],
         is_of_one_metric=True,
     )
-    figure.spec["layout"]["xaxis"] |= {"rangemode": "tozero", "exponentformat": "power"}
     notes = (_describe_bound(suites[0].candidate), figure.note)
-    return [replace(figure, note=" ".join(note for note in notes if note))]
+    note = " ".join(note for note in notes if note)
+    return [replace(figure, note=note, x=Axis(from_zero=True))]
 
 
 def _make_point(line: tuple[str, str], estimate: Estimate, is_lower_bound: bool) -> Point:
@@ -117,71 +105,66 @@ def _draw_distribution(arms: Sequence[Arm], name: str) -> Figure:
     lows = sorted({low for found in counts for low in found})
     filled = [at for at, low in enumerate(lows) if any(found.get(low) for found in counts)]
     shown = lows[min(filled, default=0) : max(filled, default=0) + 1]
-    data = [
-        {
-            "type": "bar",
-            "name": label.letter,
-            "meta": {"run": label.position},
-            "x": [_name_bin(low) for low in shown],
-            "y": [found.get(low, 0) / max(arm.divergence.positions, 1) for low in shown],
-            "hovertemplate": "from %{x}: %{y:.2%}<extra>" + label.letter + "</extra>",
-        }
+    series = [
+        Series(
+            label.letter,
+            label.position,
+            "bars",
+            [_make_bar(at, low, arm, found.get(low, 0)) for at, low in enumerate(shown)],
+        )
         for label, arm, found in zip(_SIDES, arms, counts, strict=False)
     ]
-    layout = make_layout(
-        _HEIGHT, has_legend=len(arms) > 1, x=f"{_name_kl(arms[0])}, from here on", y="positions"
-    )
-    layout["xaxis"] |= {"type": "category", "tickmode": "array"} | _choose_ticks(shown)
-    layout["yaxis"] |= {"tickformat": ".0%"}
     return Figure(
         name,
         "How far positions are from the reference",
         _describe_bound(arms[0]),
         "Histogram of the divergence of positions; the table has its quantiles.",
-        {"data": data, "layout": layout},
+        height=_HEIGHT,
+        x=Axis(f"{_name_kl(arms[0])}, from here on", ticks=_choose_ticks(shown)),
+        y=Axis("positions", is_share=True, from_zero=True),
+        series=series,
     )
 
 
-def _name_bin(low: float) -> str:
-    return f"{low:.2g}"
+def _make_bar(at: int, low: float, arm: Arm, count: int) -> Mark:
+    share = count / max(arm.divergence.positions, 1)
+    return Mark(at, share, f"from {low:.2g}: {share:.2%}")
 
 
-def _choose_ticks(lows: Sequence[float]) -> dict[str, Any]:
-    """Return the ticks of at most six decades, and of 0."""
+def _choose_ticks(lows: Sequence[float]) -> list[tuple[float, str]]:
+    """Return the ticks of at most six decades, and of 0, at the places of the bins."""
     exponents = {low: math.log10(low) for low in lows if low}
     decades = [low for low, at in exponents.items() if math.isclose(at, round(at), abs_tol=1e-6)]
     step = math.ceil(len(decades) / _DECADES_NAMED) or 1
-    named = {low: f"10<sup>{round(exponents[low])}</sup>" for low in decades[::-1][::step]}
+    named = {low: f"1e{round(exponents[low])}" for low in decades[::-1][::step]}
     named |= {0.0: "0"} if 0.0 in lows else {}
-    return {"tickvals": [_name_bin(low) for low in named], "ticktext": list(named.values())}
+    return [(lows.index(low), text) for low, text in named.items()]
 
 
 def _draw_bins(
     arms: Sequence[Arm], name: str, titles: tuple[str, str], read: Callable[[Arm], list[Bin]]
 ) -> Figure:
     title, axis = titles
-    data = [
-        {
-            "type": "scatter",
-            "mode": "lines+markers",
-            "name": label.letter,
-            "meta": {"run": label.position},
-            "x": [_find_middle(found) for found in bins],
-            "y": [found.kl for found in bins],
-            "marker": {"size": 7, "symbol": choose_marker(label.position)},
-            "line": {"width": 2},
-            "text": [_describe_bin(found) for found in bins],
-            "hovertemplate": "%{text}<extra>" + label.letter + "</extra>",
-        }
+    series = [
+        Series(
+            label.letter,
+            label.position,
+            "line",
+            [Mark(_find_middle(found), found.kl, _describe_bin(found)) for found in bins],
+        )
         for label, arm in zip(_SIDES, arms, strict=False)
         if (bins := [found for found in read(arm) if found.positions and math.isfinite(found.kl)])
     ]
-    layout = make_layout(_HEIGHT, has_legend=len(data) > 1, x=axis, y=_name_kl(arms[0]))
-    layout["yaxis"] |= {"rangemode": "tozero", "exponentformat": "power"}
-    if _are_widening(read(arms[0])):
-        layout["xaxis"] |= {"type": "log"}
-    summary = "Curve of the mean divergence of positions."
-    return Figure(name, title, _describe_bound(arms[0]), summary, {"data": data, "layout": layout})
+    return Figure(
+        name,
+        title,
+        _describe_bound(arms[0]),
+        "Curve of the mean divergence of positions.",
+        height=_HEIGHT,
+        x=Axis(axis, is_log=_are_widening(read(arms[0]))),
+        y=Axis(_name_kl(arms[0]), from_zero=True),
+        series=series,
+    )
 
 
 def _are_widening(bins: Sequence[Bin]) -> bool:
@@ -198,33 +181,27 @@ def _describe_bin(found: Bin) -> str:
 
 
 def _draw_greedy(arms: Sequence[Arm], name: str) -> Figure:
-    data: list[dict[str, Any]] = []
+    series: list[Series] = []
     for label, arm in zip(_SIDES, arms, strict=False):
         if arm.greedy is None or not arm.greedy.prompts:
             continue
         steps = sorted(arm.greedy.first_steps)
         left = [1 - parted / arm.greedy.prompts for parted in range(len(steps) + 1)]
-        end = steps[-1] + 1 if steps else 1
-        data.append(
-            {
-                "type": "scatter",
-                "mode": "lines",
-                "name": label.letter,
-                "meta": {"run": label.position},
-                "x": [0, *steps, end],
-                "y": [*left, left[-1]],
-                "line": {"width": 2, "shape": "hv"},
-                "hovertemplate": "token %{x}: %{y:.0%} the same<extra>" + label.letter + "</extra>",
-            }
-        )
-    layout = make_layout(_HEIGHT, has_legend=len(data) > 1, x="tokens generated", y="the same")
-    layout["yaxis"] |= {"tickformat": ".0%", "range": [0, 1.04]}
+        places = [0, *steps, steps[-1] + 1 if steps else 1]
+        marks = [
+            Mark(step, share, f"token {step}: {share:.0%} the same")
+            for step, share in zip(places, [*left, left[-1]], strict=True)
+        ]
+        series.append(Series(label.letter, label.position, "steps", marks))
     return Figure(
         name,
         "Greedy texts that are still the same",
         "A text is counted out at its first differing token.",
         "Curve of the share of greedy texts without a difference; the table has its end.",
-        {"data": data, "layout": layout},
+        height=_HEIGHT,
+        x=Axis("tokens generated"),
+        y=Axis("the same", domain=(0, 1), is_share=True),
+        series=series,
     )
 
 
@@ -242,60 +219,41 @@ def draw_pareto(results: Sequence[FidelityResult], name: str) -> list[Figure]:
     if len(found) < 2:
         return []
     found.sort(key=lambda point: (point[0], point[1].value))
-    data = [_make_candidate_point(position, *point) for position, point in enumerate(found)]
     arm = found[0][2].overall.candidate
-    layout = make_layout(
-        _HEIGHT + 60, has_legend=True, x="weights, in MB", y=f"mean {_name_kl(arm)}"
-    )
-    layout["yaxis"] |= {"exponentformat": "power", "nticks": 6}
-    layout["shapes"] = _make_front([(size, estimate.value) for size, estimate, _ in found])
-    if all(estimate.value > 0 for _, estimate, _ in found):
-        layout["yaxis"] |= {"type": "log"}
-    bound = _describe_bound(arm)
     missing = len(results) - len(found)
     note = f"{missing} without a size or a finite mean left out." if missing else ""
     return [
         Figure(
             name,
             "What bytes buy: smaller to the left, nearer to the reference below",
-            " ".join(text for text in (bound, note) if text),
+            " ".join(text for text in (_describe_bound(arm), note) if text),
             f"Scatter plot of {len(found)} candidates; the table has the same.",
-            {"data": data, "layout": layout},
+            height=_HEIGHT,
+            x=Axis("weights, in megabytes"),
+            y=Axis(
+                f"mean {_name_kl(arm)}",
+                is_log=all(estimate.value > 0 for _, estimate, _ in found),
+            ),
+            series=[_make_candidate(at, *point) for at, point in enumerate(found)],
+            path=_find_front([(size, estimate.value) for size, estimate, _ in found]),
         )
     ]
 
 
-def _make_candidate_point(
+def _make_candidate(
     position: int, size: float, estimate: Estimate, result: FidelityResult
-) -> dict[str, Any]:
+) -> Series:
     named = name_side(result.candidate)
     is_lower_bound = result.overall.candidate.divergence.is_lower_bound
     about = f"{named}: {format_estimate(estimate, is_lower_bound=is_lower_bound)}, {size:,.1f} MB"
-    return {
-        "type": "scatter",
-        "mode": "markers",
-        "name": escape_text(shorten(named, _LEGEND_WIDTH)),
-        "meta": {"run": position},
-        "x": [size],
-        "y": [estimate.value],
-        "error_y": make_error_bars([(estimate.value, _find_interval(estimate))]),
-        "marker": {"size": 10, "symbol": choose_marker(position)},
-        "text": [escape_text(about)],
-        "hovertemplate": "%{text}<extra></extra>",
-    }
+    mark = Mark(size, estimate.value, about, *(_find_interval(estimate) or (None, None)))
+    return Series(named, position, "dots", [mark])
 
 
-def _make_front(points: Sequence[tuple[float, float]]) -> list[dict[str, Any]]:
-    """Return lines between the points, which are in order of size, that lie below all smaller."""
+def _find_front(points: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:
+    """Return those of the points, which are in order of size, that lie below all smaller."""
     front: list[tuple[float, float]] = []
     for size, kl in points:
         if not front or kl < front[-1][1]:
             front.append((size, kl))
-    return [
-        {
-            "type": "line",
-            **dict(zip(("x0", "y0", "x1", "y1"), (*start, *end), strict=True)),
-            "line": {"dash": "dash", "width": 1.5, "color": "#888888"},
-        }
-        for start, end in itertools.pairwise(front)
-    ]
+    return front

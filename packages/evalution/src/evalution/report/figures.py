@@ -1,40 +1,82 @@
-"""Plotly figures of the scores, as plain data; the page's script adds the colours."""
+"""Figures of the scores as plain data; the page's script draws them."""
 
 from __future__ import annotations
 
-import html
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, NamedTuple, TypeGuard
+from dataclasses import dataclass, field
+from typing import Literal, NamedTuple, TypeGuard
 
 from evalution.report.rendering import RunLabel, format_score
 from evalution.report.scores import MetricRow, Score, SuiteScores
 
 _ROWS_SHOWN = 40
 """Lines that a figure can hold before it must leave some out."""
-_LEGEND_HEIGHT = 26
 _CURVE_HEIGHT = 300
-_LABEL_WIDTH = 26
-_LEGEND_WIDTH = 60
-_SYMBOLS = ("circle", "square", "diamond", "triangle-up", "cross", "star", "x", "hexagon")
+_SHARES = (0.0, 1.0)
 
 Line = tuple[str, str]
 """A suite and a metric, which have a line of a dot plot or of a curve for themselves."""
 
 
 @dataclass(frozen=True, slots=True)
-class Figure:
-    """`spec` is Plotly's `{data, layout}`. A trace's `meta.run` is the run that gives its colour.
+class Mark:
+    """A point of a figure with its interval from `low` to `high`; pointing at it shows `about`."""
 
-    `summary` describes the drawing in words, for those who don't see it.
+    x: float
+    y: float
+    about: str
+    low: float | None = None
+    high: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Series:
+    """Marks that share a colour and a form, which are those of the run at place `run`."""
+
+    name: str
+    run: int
+    kind: Literal["dots", "line", "steps", "bars"]
+    marks: Sequence[Mark]
+
+
+@dataclass(frozen=True, slots=True)
+class Axis:
+    """An axis; `ticks` are places and their texts, in place of those that the script finds.
+
+    `is_log` is a logarithmic scale, `is_share` writes numbers in per cent, and `from_zero` begins
+    at 0. `domain` is the least range that is shown.
+    """
+
+    title: str = ""
+    ticks: Sequence[tuple[float, str]] | None = None
+    domain: tuple[float, float] | None = None
+    is_log: bool = False
+    is_share: bool = False
+    from_zero: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Figure:
+    """A drawing of `series`, `height` pixels high with its axes.
+
+    `intervals` says along which axis the marks' intervals lie, `rule` where a dashed line crosses
+    the figure, `path` which points a dashed line joins. `summary` describes the drawing in words,
+    for those who don't see it.
     """
 
     name: str
     title: str
     note: str
     summary: str
-    spec: dict[str, Any]
+    height: int
+    x: Axis
+    y: Axis
+    series: Sequence[Series]
+    intervals: Literal["x", "y"] = "y"
+    rule: float | None = None
+    zero_line: bool = False
+    path: Sequence[tuple[float, float]] = field(default=())
 
 
 class Point(NamedTuple):
@@ -63,8 +105,7 @@ def make_score_figures(suites: Sequence[SuiteScores], labels: Sequence[RunLabel]
                 finite = [value for value in values if value is not None]
                 scale = find_scale(row.name, finite, higher_is_better=row.higher_is_better)
                 groups.setdefault(scale, []).append(((suite.name, row.name), row))
-    figures = [_make_score_figure(metric, rows, labels) for metric, rows in groups.items()]
-    return leave_one_legend(figures)
+    return [_make_score_figure(metric, rows, labels) for metric, rows in groups.items()]
 
 
 def _has_value(score: Score | None) -> TypeGuard[Score]:
@@ -92,6 +133,7 @@ def _make_score_figure(
         points,
         labels,
         is_of_one_metric=bool(metric),
+        bounds=None if metric else _SHARES,
     )
 
 
@@ -112,16 +154,6 @@ def _describe_score(score: Score) -> str:
     return f"{found.value:.6g}{interval or ''}, n = {found.n}"
 
 
-def leave_one_legend(figures: list[Figure]) -> list[Figure]:
-    """Return the figures of one section; the first alone keeps its legend."""
-    for figure in figures[1:]:
-        layout = figure.spec["layout"]
-        layout["height"] -= _LEGEND_HEIGHT if layout["showlegend"] else 0
-        layout["showlegend"] = False
-        layout["xaxis"]["nticks"] = 5  # it has a third of the page's width
-    return figures
-
-
 def make_dot_plot(
     name: str,
     title: str,
@@ -131,6 +163,7 @@ def make_dot_plot(
     labels: Sequence[RunLabel],
     *,
     is_of_one_metric: bool,
+    bounds: tuple[float, float] | None = None,
     has_zero_line: bool = False,
 ) -> Figure:
     """Draw lines from top to bottom, in each the runs' points below each other.
@@ -145,6 +178,7 @@ def make_dot_plot(
         points: those of each run, in any order.
         labels: one for each run.
         is_of_one_metric: a line is labelled by its suite alone.
+        bounds: the metric's range, which no interval leaves.
         has_zero_line: mark the zero.
     """
     shown, note = list(lines), ""
@@ -153,86 +187,47 @@ def make_dot_plot(
         note = f"The first metric of each suite is shown, {len(shown)} of {len(lines)} scores."
     places = {line: place for place, line in enumerate(shown)}
     step = min(0.24, 0.72 / max(len(labels), 1))
-    data = [
-        _make_dots(label, places, found, (order - (len(labels) - 1) / 2) * step)
+    series = [
+        _make_dots(label, places, found, (order - (len(labels) - 1) / 2) * step, bounds)
         for order, (label, found) in enumerate(zip(labels, points, strict=True))
     ]
-    height = 48 + len(shown) * max(30, 15 * len(labels) + 12) + _LEGEND_HEIGHT
-    layout = make_layout(height, has_legend=len(labels) > 1 or has_zero_line)
-    layout["xaxis"] |= {"zeroline": has_zero_line, "nticks": 8}
     texts = [line[0] if is_of_one_metric else " · ".join(line) for line in shown]
-    layout["yaxis"] |= {
-        "tickmode": "array",
-        "tickvals": list(range(len(shown))),
-        "ticktext": [escape_text(shorten(text)) for text in texts],
-        "range": [len(shown) - 0.5, -0.5],
-        "fixedrange": True,
-    }
-    spec = {"data": data, "layout": layout}
-    return Figure(name, title, note, summary.format(len(shown)), spec)
+    return Figure(
+        name,
+        title,
+        note,
+        summary.format(len(shown)),
+        height=48 + len(shown) * max(30, 15 * len(labels) + 12),
+        x=Axis(domain=None if has_zero_line else bounds),
+        y=Axis(ticks=list(enumerate(texts)), domain=(len(shown) - 0.5, -0.5)),
+        series=series,
+        intervals="x",
+        zero_line=has_zero_line,
+    )
 
 
 def _make_dots(
-    label: RunLabel, places: Mapping[Line, int], points: Sequence[Point], offset: float
-) -> dict[str, Any]:
-    found = [point for point in points if point.line in places]
-    return {
-        "type": "scatter",
-        "mode": "markers",
-        "name": escape_text(shorten(label.legend, _LEGEND_WIDTH)),
-        "meta": {"run": label.position},
-        "x": [point.value for point in found],
-        "y": [places[point.line] + offset for point in found],
-        "error_x": make_error_bars((point.value, point.interval) for point in found),
-        "marker": {"size": 9, "symbol": choose_marker(label.position)},
-        "text": [escape_text(point.about) for point in found],
-        "hovertemplate": "%{text}<extra>" + escape_text(label.letter) + "</extra>",
-    }
+    label: RunLabel,
+    places: Mapping[Line, int],
+    points: Sequence[Point],
+    offset: float,
+    bounds: tuple[float, float] | None,
+) -> Series:
+    marks = [
+        Mark(point.value, places[point.line] + offset, point.about, *_clip(point.interval, bounds))
+        for point in points
+        if point.line in places
+    ]
+    return Series(label.legend, label.position, "dots", marks)
 
 
-def make_error_bars(
-    points: Iterable[tuple[float, tuple[float, float] | None]],
-) -> dict[str, Any]:
-    pairs = list(points)
-    return {
-        "type": "data",
-        "symmetric": False,
-        "array": [interval and max(interval[1] - value, 0.0) for value, interval in pairs],
-        "arrayminus": [interval and max(value - interval[0], 0.0) for value, interval in pairs],
-        "thickness": 1.5,
-        "width": 4,
-    }
-
-
-def make_layout(height: int, *, has_legend: bool, x: str = "", y: str = "") -> dict[str, Any]:
-    """Return the layout that all figures share; `x` and `y` are titles of the axes."""
-    return {
-        "height": height,
-        "margin": {"l": 8, "r": 16, "t": 8, "b": 8},
-        "showlegend": has_legend,
-        "hovermode": "closest",
-        "legend": {"orientation": "h", "x": 0, "y": 1, "yanchor": "bottom"},
-        "xaxis": {"automargin": True, "title": {"text": x}, "zeroline": False, "tickangle": 0},
-        "yaxis": {"automargin": True, "title": {"text": y}, "zeroline": False},
-    }
-
-
-def choose_marker(position: int) -> str:
-    """Return a run's form; together with one of eight colours it is the run's own."""
-    return _SYMBOLS[(position + position // len(_SYMBOLS)) % len(_SYMBOLS)]
-
-
-def escape_text(text: str) -> str:
-    """Return `text` for Plotly, whose labels understand a few HTML tags."""
-    return html.escape(text, quote=False)
-
-
-def shorten(text: str, width: int = _LABEL_WIDTH) -> str:
-    """Return `text`, its middle left out where it is wider."""
-    if len(text) <= width:
-        return text
-    head = (width - 1) // 2
-    return f"{text[:head]}…{text[-(width - 1 - head) :]}"
+def _clip(
+    interval: tuple[float, float] | None, bounds: tuple[float, float] | None
+) -> tuple[float | None, float | None]:
+    if interval is None or bounds is None:
+        return interval or (None, None)
+    least, most = bounds
+    return max(interval[0], least), min(interval[1], most)
 
 
 _Curve = tuple[str, list[tuple[int, Score]]]
@@ -266,38 +261,31 @@ def make_curve_figures(suites: Sequence[SuiteScores], steps: Sequence[int | None
 
 
 def _make_curve_figure(metric: str, higher_is_better: bool, curves: Sequence[_Curve]) -> Figure:
-    height = _CURVE_HEIGHT + _LEGEND_HEIGHT
     return Figure(
         name=f"curve-{metric or 'shares'}",
         title=_make_title(metric, higher_is_better=higher_is_better),
         note="",
         summary=f"Scores over steps of training: {'; '.join(map(_describe_curve, curves))}.",
-        spec={
-            "data": [_make_curve(position, *curve) for position, curve in enumerate(curves)],
-            "layout": make_layout(height, has_legend=len(curves) > 1, x="step"),
-        },
+        height=_CURVE_HEIGHT,
+        x=Axis("step"),
+        y=Axis(domain=None if metric else _SHARES),
+        series=[_make_curve(at, *curve, is_share=not metric) for at, curve in enumerate(curves)],
     )
 
 
-def _make_curve(position: int, name: str, points: Sequence[tuple[int, Score]]) -> dict[str, Any]:
-    return {
-        "type": "scatter",
-        "mode": "lines+markers",
-        "name": escape_text(shorten(name, _LEGEND_WIDTH)),
-        "meta": {"run": position},  # lines of a curve look different as runs do elsewhere
-        "x": [step for step, _ in points],
-        "y": [score.metric.value for _, score in points],
-        "error_y": make_error_bars(
-            (score.metric.value or 0.0, score.metric.interval) for _, score in points
-        ),
-        "marker": {"size": 8, "symbol": choose_marker(position)},
-        "line": {"width": 2},
-        "text": [
-            escape_text(f"{name} at step {step}: {_describe_score(score)}")
-            for step, score in points
-        ],
-        "hovertemplate": "%{text}<extra></extra>",
-    }
+def _make_curve(
+    position: int, name: str, points: Sequence[tuple[int, Score]], *, is_share: bool
+) -> Series:
+    marks = [
+        Mark(
+            step,
+            score.metric.value or 0.0,
+            f"{name} at step {step}: {_describe_score(score)}",
+            *_clip(score.metric.interval, _SHARES if is_share else None),
+        )
+        for step, score in points
+    ]
+    return Series(name, position, "line", marks)  # looks as a run does elsewhere
 
 
 def _describe_curve(curve: _Curve) -> str:

@@ -157,7 +157,7 @@ def _render_page(
         "parity": parity,
         "fidelity": fidelity,
         "candidates": candidates,
-        "figures_data": {figure.name: figure.spec for figure in figures},
+        "figures_data": {figure.name: figure for figure in figures},
         "samples": payload,
         "conditions": list_run_conditions(runs),
         "suite_conditions": list_suite_conditions(runs),

@@ -9,7 +9,7 @@ from typing import Any
 
 from evalution.parity.result import LEAST_DECADE, ParityResult, SuiteParity, TokenDifference
 from evalution.redaction import mask_text
-from evalution.report.figures import Figure, choose_marker, escape_text, make_layout, shorten
+from evalution.report.figures import Axis, Figure, Mark, Series
 from evalution.results import read_precision
 
 _WORST_SHOWN = 20
@@ -71,10 +71,7 @@ def _name_engine(record: Mapping[str, Any]) -> str:
     return mask_text(f"{name} ({apart})" if apart else name)
 
 
-_HEIGHT = 340
-_BELOW_ONE = -0.3
-_HEADROOM = 0.15
-"""In decades: so that a bar of one token can be seen, and the highest doesn't touch the edge."""
+_HEIGHT = 320
 
 
 def make_parity_figures(result: ParityResult, name: str) -> list[Figure]:
@@ -96,56 +93,36 @@ def _draw_distribution(suites: Sequence[SuiteParity], tolerance: float, name: st
     filled = [at for at in range(len(histograms[0])) if any(counts[at] for counts in histograms)]
     shown = range(min(filled, default=0), max(filled, default=0) + 1)
     shown = [0, *range(max(shown.start, 1), shown.stop)] if 0 in filled else list(shown)
-    data = [
-        {
-            "type": "bar",
-            "name": escape_text(shorten(suite.name)),
-            "meta": {"run": position},
-            "x": [_format_decade(at) for at in shown],
-            "y": [counts[at] for at in shown],
-            "hovertemplate": "%{y:,} tokens<extra>" + escape_text(suite.name) + "</extra>",
-        }
+    series = [
+        Series(
+            suite.name,
+            position,
+            "bars",
+            [
+                Mark(x, counts[at], f"{suite.name}, {_format_decade(at)}: {counts[at]:,} tokens")
+                for x, at in enumerate(shown)
+                if counts[at]
+            ],
+        )
         for position, (suite, counts) in enumerate(zip(suites, histograms, strict=True))
     ]
-    layout = make_layout(
-        _HEIGHT,
-        has_legend=len(suites) > 1,
-        x="|Δ log-probability| from here on, in nats",
-        y="tokens",
-    )
-    layout["xaxis"] |= {"type": "category"}
-    top = math.log10(max(max(counts) for counts in histograms) or 1) + _HEADROOM
-    layout["yaxis"] |= {"type": "log", "dtick": 1, "range": [_BELOW_ONE, top]}
     total = sum(suite.tokens.count for suite in suites if suite.tokens is not None)
     return Figure(
         name=f"{name}-distribution",
         title="How many tokens differ by how much",
         note=f"{total:,} tokens; the tolerance is {tolerance:g}.",
         summary="Histogram of absolute differences of log-probabilities; the table has its ends.",
-        spec={"data": data, "layout": layout},
+        height=_HEIGHT,
+        x=Axis(
+            "|Δ log-probability| from here on, in nats",
+            ticks=[(x, _format_decade(at)) for x, at in enumerate(shown)],
+        ),
+        y=Axis("tokens", domain=(0.5, 10), is_log=True),
+        series=series,
     )
 
 
 def _draw_tokens(suites: Sequence[SuiteParity], tolerance: float, name: str) -> Figure:
-    data = [_draw_points(suite, position) for position, suite in enumerate(suites)]
-    layout = make_layout(
-        _HEIGHT,
-        has_legend=len(suites) > 1,
-        x="log-probability on the left",
-        y="|Δ|, in nats",
-    )
-    layout["yaxis"] |= {"type": "log", "exponentformat": "power", "dtick": 2}
-    layout["shapes"] = [
-        {
-            "type": "line",
-            "xref": "paper",
-            "x0": 0,
-            "x1": 1,
-            "y0": tolerance,
-            "y1": tolerance,
-            "line": {"dash": "dash", "width": 1.5, "color": "#888888"},
-        }
-    ]
     return Figure(
         name=f"{name}-tokens",
         title="Where they differ",
@@ -153,22 +130,21 @@ def _draw_tokens(suites: Sequence[SuiteParity], tolerance: float, name: str) -> 
         "tolerance.",
         summary="Scatter plot of absolute differences over log-probabilities; the table has the "
         "worst tokens.",
-        spec={"data": data, "layout": layout},
+        height=_HEIGHT,
+        x=Axis("log-probability on the left"),
+        y=Axis("|Δ|, in nats", is_log=True),
+        series=[_draw_points(suite, position) for position, suite in enumerate(suites)],
+        rule=tolerance,
     )
 
 
-def _draw_points(suite: SuiteParity, position: int) -> dict[str, Any]:
-    pairs = [(left, abs(left - right)) for left, right in suite.points if left != right]
-    return {
-        "type": "scatter",
-        "mode": "markers",
-        "name": escape_text(shorten(suite.name)),
-        "meta": {"run": position},
-        "x": [left for left, _ in pairs],
-        "y": [size for _, size in pairs],
-        "marker": {"size": 4, "opacity": 0.55, "symbol": choose_marker(position)},
-        "hovertemplate": "%{x:.4f}: |Δ| %{y:.3g}<extra></extra>",
-    }
+def _draw_points(suite: SuiteParity, position: int) -> Series:
+    marks = [
+        Mark(left, abs(left - right), f"{left:.4f}: |Δ| {abs(left - right):.3g}")
+        for left, right in suite.points
+        if left != right
+    ]
+    return Series(suite.name, position, "dots", marks)
 
 
 def measure_difference(token: TokenDifference) -> float | None:

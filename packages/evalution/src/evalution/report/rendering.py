@@ -170,6 +170,7 @@ def _format_text(value: object) -> str:
 
 _PACKAGE = "evalution.report"
 _STYLES = ("report.css", "fidelity.css", "browser.css", "print.css")
+_CHARTS = ("vendor/d3.min.js", "vendor/plot.umd.min.js")
 _SCRIPTS = ("figures.js", "sample_rows.js", "sample_view.js", "sample_browser.js")
 
 
@@ -184,25 +185,21 @@ class Assets:
     def policy(self) -> str:
         """The Content-Security-Policy: nothing is fetched, and only these scripts may run.
 
-        Plotly writes styles as it draws, and draws the images that it exports.
+        Figures hold styles of their own.
         """
         hashes = " ".join(f"'sha256-{_hash_script(script)}'" for script in self.scripts)
         return (
             f"default-src 'none'; script-src {hashes}; style-src 'unsafe-inline'; "
-            "img-src data: blob:; base-uri 'none'; form-action 'none'"
+            "img-src data:; base-uri 'none'; form-action 'none'"
         )
 
 
 def load_assets(*, with_figures: bool) -> Assets:
-    """The page's own assets, after Plotly where there is something to plot.
-
-    Raises:
-        ConfigurationError: Plotly isn't installed.
-    """
+    """Return the page's own assets, after the chart library where there is something to draw."""
     folder = files(_PACKAGE) / "assets"
-    own = [(folder / name).read_text(encoding="utf-8") for name in _SCRIPTS]
-    plotly = [_import_library("plotly.offline").get_plotlyjs()] if with_figures else []
-    scripts = tuple(_normalize_line_ends(script) for script in [*plotly, *own])
+    names = [*(_CHARTS if with_figures else ()), *_SCRIPTS]
+    found = [(folder / name).read_text(encoding="utf-8") for name in names]
+    scripts = tuple(map(_normalize_line_ends, found))
     styles = [(folder / name).read_text(encoding="utf-8") for name in _STYLES]
     return Assets("\n".join(styles), scripts)
 

@@ -16,7 +16,7 @@ from evalution.runs.reader import RunSamples
 from evalution.samples import KeptSamples, SampleColumns, SuiteSamples
 
 BUDGET_BYTES = 22_000_000
-"""Of all samples together: with Plotly's five million the page stays under thirty."""
+"""Of all samples together."""
 
 _TEXT_LIMIT = 12_000
 _TEXT_HEAD = 4_000

@@ -216,7 +216,7 @@ class PromptedSuite(RowSuite[S, A]):
         """The whole prompt of a row: a text, or messages for a chat.
 
         Args:
-            case: the row and its solved ones.
+            fewshot: the row and its solved ones.
             question: what is asked in place of `question_text`.
         """
         asked = self.question_text(fewshot.row) if question is None else question
