@@ -12,7 +12,7 @@ from typing import Annotated, Any, ClassVar, Generic, Self, TypeVar, cast
 import pydantic
 
 from evalution.error_boundary import wrap_errors
-from evalution.rows.local import BUILTIN
+from evalution.rows.local import BUILTIN, HUB
 from evalution.scoring.metrics import (
     Measure,
     MeasureAccumulator,
@@ -169,7 +169,7 @@ def path_options(suite: type[SuiteDeclaration]) -> list[str]:
 
 
 def _resolve_path(value: Any, base: Path | None) -> Any:
-    if not isinstance(value, str) or base is None or value.startswith((BUILTIN, "~")):
+    if not isinstance(value, str) or base is None or value.startswith((BUILTIN, HUB, "~")):
         return value
     return str(base / value)
 
