@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from typing import TextIO
 
 _SHORT_S = 5.0
 _LONG_S = 60.0
 _SHARE = 0.1
+
+
+def is_quiet() -> bool:
+    """Report whether the logger `evalution` lets no warning pass, as `--quiet` sets it."""
+    return not logging.getLogger("evalution").isEnabledFor(logging.WARNING)
+
 
 Running = tuple[str, float] | None
 """A metric's name and its value so far."""

@@ -17,7 +17,7 @@ from rich.progress import (
 from rich.progress import Progress as Bar
 from rich.text import Text
 
-from evalution.progress import PlainProgress, Running, SuiteProgress
+from evalution.progress import PlainProgress, Progress, Running, SuiteProgress, is_quiet
 from evalution.table import make_console
 
 if TYPE_CHECKING:
@@ -89,7 +89,9 @@ class ProgressBar(SuiteProgress):
         self._bar.update(self._task, completed=self.done, state=self.format_state())
 
 
-def make_terminal_progress() -> SuiteProgress:
-    """Return a progress bar on a terminal, and plain lines elsewhere; both on stderr."""
+def make_terminal_progress() -> Progress:
+    """Return a progress bar on a terminal, plain lines elsewhere, nothing where it is quiet."""
+    if is_quiet():
+        return Progress()
     terminal = make_console(stderr=True)
     return ProgressBar(terminal) if terminal.is_terminal else PlainProgress(sys.stderr)
