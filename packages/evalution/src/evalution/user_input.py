@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Generator
 from contextlib import contextmanager
+from contextvars import ContextVar
 from pathlib import Path
 from typing import Any, cast
 
@@ -79,3 +80,21 @@ def format_value(value: object) -> str:
         return repr(value)
     except (ValueError, RecursionError):
         return f"a value of type {type(value).__name__} that is too large to show"
+
+
+_IS_CODE_ALLOWED: ContextVar[bool] = ContextVar("is_code_allowed", default=False)
+
+
+@contextmanager
+def allow_code() -> Generator[None]:
+    """Within it, a spec may name a Python file, which is run."""
+    before = _IS_CODE_ALLOWED.set(True)
+    try:
+        yield
+    finally:
+        _IS_CODE_ALLOWED.reset(before)
+
+
+def is_code_allowed() -> bool:
+    """True within `allow_code`."""
+    return _IS_CODE_ALLOWED.get()

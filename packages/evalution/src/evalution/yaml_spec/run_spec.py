@@ -213,7 +213,7 @@ def _take_python(declared: object) -> tuple[str | None, object]:
 def parse_test(declared: object, base: Path | None) -> SuiteDeclaration:
     """A suite from either form of a spec; errors as `parse_engine`."""
     name, options = read_declaration(declared, "test")
-    suite = load_suite(name)
+    suite = load_suite(name, base)
     _check_place(options, suite)
     _check_plain(options, "test")
     if options.get("judge") and "judge" in {option.name for option in option_fields(suite)}:
