@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from pathlib import Path
@@ -98,3 +98,22 @@ def allow_code() -> Generator[None]:
 def is_code_allowed() -> bool:
     """True within `allow_code`."""
     return _IS_CODE_ALLOWED.get()
+
+
+_ANSWERER: ContextVar[Callable[[str], bool] | None] = ContextVar("answerer", default=None)
+
+
+@contextmanager
+def answer_questions(answerer: Callable[[str], bool]) -> Generator[None]:
+    """Within it, `ask` puts its questions to `answerer`, which returns True for a yes."""
+    before = _ANSWERER.set(answerer)
+    try:
+        yield
+    finally:
+        _ANSWERER.reset(before)
+
+
+def ask(question: str) -> bool:
+    """Return the answer to a question; False where nobody is there to be asked."""
+    answerer = _ANSWERER.get()
+    return answerer is not None and answerer(question)

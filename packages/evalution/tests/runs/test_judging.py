@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ from evalution_core import (
     Model,
     RequestFailure,
     UnsupportedRequestError,
+    secret,
 )
 from evalution_enginekit.mock import Mock
 
@@ -202,3 +204,43 @@ def test_a_judge_that_cannot_do_it_is_refused_before_the_run(
     with pytest.raises((ConfigurationError, UnsupportedRequestError), match=message):
         evalution.run(engine=scripted(model.session), model="m", tests=[suite])
     assert model.asked == []
+
+
+def test_a_judge_sees_the_answer_of_a_thinking_model_without_its_thought(
+    scripted: Any, panel: Any
+) -> None:
+    judge = panel(approve)
+    made = Judge(
+        engine=scripted(judge.session),
+        model=Model("judge"),
+        rubric=RUBRIC,
+        apply_chat_template=False,
+    )
+    suite = Generation(
+        data=ROWS[:1], prompt="q", target="a", judge=made, think_end_token="</think>"
+    )
+    model = panel(lambda prompt: "Hm.</think> 4")
+    evalution.run(engine=scripted(model.session), model="m", tests=[suite])
+    assert judge.asked == ["row 0|4"]
+
+
+@dataclass(slots=True)
+class Locked(Mock):
+    key: str | None = secret()
+
+
+def test_results_hold_no_secret_of_a_judges_engine(
+    panel: Any, scripted: Any, tmp_path: Path
+) -> None:
+    suite = Generation(
+        data=ROWS,
+        prompt="q",
+        target="a",
+        judge=Judge(engine=Locked(key="sesame-open"), model=Model("m")),
+    )
+    model = panel(answer_right)
+    result = evalution.run(
+        engine=scripted(model.session), model="m", tests=[suite], output=tmp_path / "r"
+    )
+    assert result["rows-judged"].options["judge"]["engine"]["type"] == "Locked"
+    assert all(b"sesame-open" not in file.read_bytes() for file in (tmp_path / "r").iterdir())

@@ -6,6 +6,7 @@ import logging
 import sys
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -79,8 +80,15 @@ class Command(TyperCommand):
     def invoke(self, ctx: Any) -> Any:
         """Set the verbosity, and call the function without these options."""
         set_verbosity(**_take(ctx, self._verbosity))
-        with make_permission(**_take(ctx, self._permission)):
+        with make_permission(**_take(ctx, self._permission)), _make_answerer():
             return super().invoke(ctx)
+
+
+def _make_answerer() -> AbstractContextManager[None]:
+    """Return a context in which a person at a terminal is asked."""
+    if not (sys.stdin.isatty() and sys.stderr.isatty()):
+        return nullcontext()
+    return user_input.answer_questions(partial(typer.confirm, default=True, err=True))
 
 
 def _make_options(function: Callable[..., Any], own: Sequence[Any]) -> list[Any]:

@@ -74,7 +74,7 @@ def _load_from_file(path: Path, class_name: str) -> type[SuiteDeclaration]:
         found: value
         for found, value in vars(module).items()
         if isinstance(value, type)
-        and issubclass(value, (Suite, SuiteSet))
+        and issubclass(value, SuiteDeclaration)
         and value.__module__ == name
     }
     if class_name not in suites:

@@ -57,10 +57,10 @@ class Grading(NamedTuple):
 
 @dataclass(slots=True)
 class AnswerSample(Sample):
-    """A question with the answer it is compared with, filtered, and its row's columns."""
+    """A question with the answer it is compared with, filtered, and the row that it was made of."""
 
     expected: str
-    columns: Mapping[str, Any]
+    row: Row
 
 
 @dataclass(kw_only=True)
@@ -146,7 +146,7 @@ class GenerationSuite(PromptedSuite[AnswerSample, GenerationOutput]):
         if self.judge is not None:  # what its rubric and its labels lack is said before the run
             self.judge.make_requests(row, {"prompt": "", "target": target, "prediction": ""})
             self.judge.read_label(row)
-        return AnswerSample(row.index, prompt, target, requests, expected, row.columns)
+        return AnswerSample(row.index, prompt, target, requests, expected, row)
 
     def score(self, sample: AnswerSample, answers: Sequence[GenerationOutput]) -> Score:
         written = answers[0]

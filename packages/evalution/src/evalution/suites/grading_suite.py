@@ -7,7 +7,6 @@ from dataclasses import dataclass, field
 from itertools import tee
 from typing import Any
 
-from evalution.rows.local import Row
 from evalution.samples import SampleResult, SuiteSamples
 from evalution.scoring.metrics import (
     CohenKappa,
@@ -112,7 +111,6 @@ class GradingSuite(Suite[GradedSample, GenerationOutput]):
 
     def _make_sample(self, sample: AnswerSample, answer: SampleResult) -> GradedSample:
         prediction = str(answer.extracted.get("answer", answer.prediction or ""))
-        row = Row(sample.index, f"row {sample.index}", sample.columns)
         texts = {
             "prompt": _to_text(sample.prompt),
             "target": sample.target,
@@ -122,9 +120,9 @@ class GradingSuite(Suite[GradedSample, GenerationOutput]):
             sample.index,
             sample.prompt,
             sample.target,
-            self.judge.make_requests(row, texts),
+            self.judge.make_requests(sample.row, texts),
             prediction,
-            self.judge.read_label(row),
+            self.judge.read_label(sample.row),
         )
 
 
