@@ -53,10 +53,11 @@ def test_missing_columns_are_refused_with_the_line_to_write(parse: Any, tmp_path
     with pytest.raises(ConfigurationError) as caught:
         parse()
     assert str(caught.value) == (
-        f"test 1: suite Generation needs prompt and target; the columns of {tmp_path / 'rows.csv'} "
-        "are Id, Question, Answer; write, if it fits: prompt: Question, target: Answer"
+        "test 1: suite Generation needs the options 'prompt' and 'target'; the columns of "
+        f"{tmp_path / 'rows.csv'} are Id, Question, Answer; write, if it fits: prompt: Question, "
+        "target: Answer"
     )
-    with pytest.raises(ConfigurationError, match=r"needs target; the columns .* are q, b$"):
+    with pytest.raises(ConfigurationError, match=r"needs the option 'target'; the .* are q, b$"):
         parse("q,b\n1,2\n", prompt="q")
 
 
@@ -70,7 +71,7 @@ def test_a_person_who_says_yes_gets_the_columns(parse: Any) -> None:
     with answer_questions(say_yes):
         suite = parse()
     (question,) = asked
-    assert question.endswith("take Question and Answer as prompt and target?")
+    assert question.endswith("take prompt: Question, target: Answer?")
     sample = next(suite.samples())
     assert (sample.prompt, sample.target) == ("Wie viel,\r\nist; 3 + 4?", "7")
 

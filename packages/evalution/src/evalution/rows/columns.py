@@ -44,14 +44,12 @@ def choose_columns(suite: str, options: Sequence[str], rows: RowSource) -> dict[
     first = next(iter(rows), None)
     columns = list(first.columns) if first is not None else []
     proposed = propose_columns(options, columns)
-    listed = " and ".join(options)
+    listed = " and ".join(map(repr, options))
+    needs = f"suite {suite} needs the option{'s' if len(options) > 1 else ''} {listed}"
     found = f"the columns of {rows.place} are {', '.join(columns) or 'none, as it has no rows'}"
     if proposed is None:
-        raise ConfigurationError(f"suite {suite} needs {listed}; {found}")
+        raise ConfigurationError(f"{needs}; {found}")
     line = ", ".join(f"{option}: {column}" for option, column in proposed.items())
-    question = f"{found}; take {' and '.join(proposed.values())} as {listed}?"
-    if not ask(f"suite {suite} has no {' and no '.join(options)}; {question}"):
-        raise ConfigurationError(
-            f"suite {suite} needs {listed}; {found}; write, if it fits: {line}"
-        )
+    if not ask(f"{needs}; {found}; take {line}?"):
+        raise ConfigurationError(f"{needs}; {found}; write, if it fits: {line}")
     return proposed
