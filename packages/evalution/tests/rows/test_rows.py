@@ -328,6 +328,7 @@ def test_a_sheet_is_read_with_whole_numbers_and_texts_as_they_are(tmp_path: Path
         {"Frage": "z", "answer": True},
     ]
     assert [row.place for row in Rows(path)][-1] == f"{path}, line 6"
+    assert next(iter(Rows(path))).text("answer") == "7"
 
 
 @pytest.mark.parametrize(

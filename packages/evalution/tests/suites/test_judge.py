@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -102,6 +103,21 @@ def test_kappa_is_that_of_fleiss_cohen_and_everitt() -> None:
     found = CohenKappa().estimate(measures)
     assert found.value == pytest.approx(0.676, abs=5e-4)
     assert found.stderr == pytest.approx(0.088, abs=5e-4)
+
+
+def test_the_error_of_kappa_is_that_of_leaving_out_each_row() -> None:
+    counts = {(0, 0): 420, (0, 1): 160, (0, 2): 20, (1, 1): 210, (1, 2): 90, (2, 2): 100}
+    pairs = [make_prediction(*pair) for pair, count in counts.items() for _ in range(count)]
+    kappa, total = CohenKappa(), len(pairs)
+    left_out: dict[tuple[int, int], Any] = {}
+    for pair in counts:
+        rest = pairs.copy()
+        rest.remove(make_prediction(*pair))
+        left_out[pair] = kappa.estimate(rest).value
+    mean = sum(left_out[pair] * count for pair, count in counts.items()) / total
+    squares = sum((left_out[pair] - mean) ** 2 * count for pair, count in counts.items())
+    jackknife = math.sqrt(squares * (total - 1) / total)
+    assert kappa.estimate(pairs).stderr == pytest.approx(jackknife, rel=2e-3)
 
 
 @pytest.mark.parametrize(
