@@ -104,6 +104,7 @@ def test_what_was_saved_to_disk_needs_datasets_too(
     ("data", "call"),
     [
         ("hub:me/sums:test", ("me/sums", None, "test", None)),
+        ("hub:me/sums:test[:2]", ("me/sums", None, "test[:2]", None)),
         ("hub:me/sums@v1:main:test[:2]", ("me/sums", "main", "test[:2]", "v1")),
     ],
 )

@@ -58,8 +58,8 @@ class HubRows(Sequence[Row]):
 
 
 _NAME = re.compile(
-    rf"{HUB}(?P<path>[^:@]+)(@(?P<revision>[^:]+))?(:(?P<config>[^:]+))?"
-    r":(?P<split>[^:\[]+(\[.+\])?)"
+    rf"{HUB}(?P<path>[^:@]+)(@(?P<revision>[^:]+))?(:(?P<config>[^:\[]+))?"
+    r":(?P<split>[^:\[\]]+(\[.+\])?)"
 )
 
 
