@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -10,6 +12,7 @@ import pytest
 
 from evalution import Generation
 from evalution.suites import available_suites, load_suite
+from evalution.user_input import allow_code
 from evalution.yaml_spec.run_spec import parse_engine
 from evalution_core import ConfigurationError, EngineUnavailableError, UnknownEngineError
 
@@ -191,3 +194,77 @@ def test_an_engine_that_lacks_its_runtime_gets_no_advice_on_where_it_is(
     with pytest.raises(EngineUnavailableError, match="a_runtime_that_is_missing") as caught:
         parse_engine("lacking:Engine")
     assert not getattr(caught.value, "__notes__", ())
+
+
+SUITE_FILE = """
+from __future__ import annotations
+from dataclasses import dataclass
+from pathlib import Path
+from evalution.suites import GenerationSuite
+from evalution.suites.row_suite import LocalRows
+
+Path(__file__).with_suffix(".ran").touch()
+
+@dataclass(kw_only=True)
+class Riddles(LocalRows, GenerationSuite):
+    def question_text(self, row):
+        return row.text("q")
+
+    def answer_text(self, row):
+        return row.text("a")
+"""
+
+
+@pytest.fixture
+def suite_file(tmp_path: Path) -> Path:
+    file = tmp_path / "json.py"  # the name of a module that everybody has imported
+    file.write_text(SUITE_FILE, encoding="utf-8")
+    (tmp_path / "rows.jsonl").write_text('{"q": "1 + 1?", "a": "2"}\n', encoding="utf-8")
+    (tmp_path / "s.yaml").write_text(
+        'engine: "evalution_enginekit.mock:Mock"\nmodel: m\n'
+        "tests: [{type: json.py:Riddles, data: rows.jsonl}]\n",
+        encoding="utf-8",
+    )
+    return file
+
+
+def test_a_suite_in_a_file_beside_the_spec_runs_on_request(
+    suite_file: Path, command_line: Any
+) -> None:
+    refused = command_line("validate", str(suite_file.with_name("s.yaml")))
+    assert refused.returncode == 2
+    assert f"{suite_file} is code, which could do whatever you can" in refused.stderr
+    assert "add --allow-code to the command" in refused.stderr
+    assert not suite_file.with_suffix(".ran").exists()
+    done = command_line("run", str(suite_file.with_name("s.yaml")), "--allow-code", "--output", "r")
+    assert (done.returncode, suite_file.with_suffix(".ran").exists()) == (0, True)
+    assert "json" in sys.modules
+    assert sys.modules["json"] is json
+    again = command_line("validate", str(suite_file.with_name("s.yaml")))
+    assert again.returncode == 2
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("jsn.py:Riddles", r"there is no file .*jsn\.py; did you mean 'json\.py'\?"),
+        (
+            "json.py:Riddle",
+            r"holds no suite 'Riddle'; did you mean 'Riddles'\? \(suites: Riddles\)",
+        ),
+        ("broken.py:X", r"broken\.py can't be imported: SyntaxError: "),
+    ],
+)
+def test_a_file_without_the_suite_is_said(suite_file: Path, name: str, message: str) -> None:
+    suite_file.with_name("broken.py").write_text("class", encoding="utf-8")
+    with allow_code(), pytest.raises(ConfigurationError, match=message):
+        load_suite(name, suite_file.parent)
+
+
+def test_a_module_beside_the_spec_is_to_be_named_as_a_file(tmp_path: Path) -> None:
+    (tmp_path / "riddles.py").touch()
+    with pytest.raises(ConfigurationError) as caught:
+        load_suite("riddles:Riddles", tmp_path)
+    assert caught.value.__notes__ == [
+        "riddles.py lies beside the spec; name it as a file: type: riddles.py:Riddles"
+    ]

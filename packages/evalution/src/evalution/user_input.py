@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from contextlib import contextmanager
+from contextvars import ContextVar
 from pathlib import Path
 from typing import Any, cast
 
@@ -79,3 +80,40 @@ def format_value(value: object) -> str:
         return repr(value)
     except (ValueError, RecursionError):
         return f"a value of type {type(value).__name__} that is too large to show"
+
+
+_IS_CODE_ALLOWED: ContextVar[bool] = ContextVar("is_code_allowed", default=False)
+
+
+@contextmanager
+def allow_code() -> Generator[None]:
+    """Within it, a spec may name a Python file, which is run."""
+    before = _IS_CODE_ALLOWED.set(True)
+    try:
+        yield
+    finally:
+        _IS_CODE_ALLOWED.reset(before)
+
+
+def is_code_allowed() -> bool:
+    """True within `allow_code`."""
+    return _IS_CODE_ALLOWED.get()
+
+
+_ANSWERER: ContextVar[Callable[[str], bool] | None] = ContextVar("answerer", default=None)
+
+
+@contextmanager
+def answer_questions(answerer: Callable[[str], bool]) -> Generator[None]:
+    """Within it, `ask` puts its questions to `answerer`, which returns True for a yes."""
+    before = _ANSWERER.set(answerer)
+    try:
+        yield
+    finally:
+        _ANSWERER.reset(before)
+
+
+def ask(question: str) -> bool:
+    """Return the answer to a question; False where nobody is there to be asked."""
+    answerer = _ANSWERER.get()
+    return answerer is not None and answerer(question)

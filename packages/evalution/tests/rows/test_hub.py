@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from evalution import Generation
 from evalution.rows import hub
 from evalution.rows.hub import HubRows
 from evalution.suites import load_suite
@@ -97,3 +98,23 @@ def test_what_was_saved_to_disk_needs_datasets_too(
     with pytest.raises(ConfigurationError) as caught:
         named("piqa", data=str(tmp_path)).check_samples()
     assert "was written by datasets.save_to_disk; reading it needs the package" in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("data", "call"),
+    [
+        ("hub:me/sums:test", ("me/sums", None, "test", None)),
+        ("hub:me/sums:test[:2]", ("me/sums", None, "test[:2]", None)),
+        ("hub:me/sums@v1:main:test[:2]", ("me/sums", "main", "test[:2]", "v1")),
+    ],
+)
+def test_own_rows_come_from_the_hub_by_name(library: Library, data: str, call: Any) -> None:
+    suite = Generation(data=data, prompt="Why {goal}?", target="sol1", fewshot_data=data)
+    assert (suite.title, suite.check_samples()) == ("sums", 5)
+    ((path, config, options),) = library.calls
+    assert (path, config, options["split"], options["revision"]) == call
+
+
+def test_a_name_without_its_split_is_refused() -> None:
+    with pytest.raises(ConfigurationError, match="must name a data set and its split: hub:NAME:SP"):
+        Generation(data="hub:openai/gsm8k", prompt="q", target="a").check_samples()

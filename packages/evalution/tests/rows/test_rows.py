@@ -3,6 +3,8 @@ from __future__ import annotations
 import csv
 import io
 import json
+import sys
+import zipfile
 from pathlib import Path
 from typing import Any
 
@@ -86,7 +88,7 @@ def test_a_file_is_read_as_it_is_needed(tmp_path: Path) -> None:
             "line 1 isn't UTF-8 text; the file looks like utf-16",
         ),
         ("rows.parquet", b"PAR1 nonsense", "can't be read as Parquet"),
-        ("rows.xlsx", b"a,b\n", f"rows are read from {ENDINGS}, not '.xlsx'"),
+        ("rows.docx", b"a,b\n", f"rows are read from {ENDINGS}, not '.docx'"),
         (
             "rows.json",
             b'{"q": "a"}',
@@ -152,7 +154,7 @@ def test_an_address_is_no_file() -> None:
         rows_path("https://x.y/rows.jsonl")
     assert str(caught.value) == (
         "https://x.y/rows.jsonl is an address, and rows are read from local files; download it and "
-        "name the file"
+        "name the file, or name a data set of the Hub: hub:NAME:SPLIT"
     )
 
 
@@ -271,3 +273,84 @@ def test_table_that_python_wrote_is_read_back(
     path = tmp_path_factory.mktemp("rows") / "rows.csv"
     path.write_text(written.getvalue(), encoding="utf-8", newline="")
     assert [tuple(row.values()) for row in columns_of(str(path))] == rows
+
+
+def write_workbook(path: Path, **sheets: list[list[object]]) -> str:
+    """Write a workbook as Excel does, as far as a reader needs it."""
+
+    def cell(value: object) -> str:
+        if isinstance(value, str):
+            return f'<c t="inlineStr"><is><t xml:space="preserve">{value}</t></is></c>'
+        is_flag = isinstance(value, bool)
+        return f'<c t="{"b" if is_flag else "n"}"><v>{int(value) if is_flag else value}</v></c>'
+
+    main = "http://schemas.openxmlformats.org/spreadsheetml/2006/main"
+    office = "http://schemas.openxmlformats.org/officeDocument/2006/relationships"
+    kinds = "http://schemas.openxmlformats.org/package/2006/relationships"
+    listed = "".join(
+        f'<sheet name="{name}" sheetId="{number}" r:id="r{number}"/>'
+        for number, name in enumerate(sheets, start=1)
+    )
+    linked = "".join(
+        f'<Relationship Id="r{n}" Type="{office}/worksheet" Target="worksheets/sheet{n}.xml"/>'
+        for n in range(1, len(sheets) + 1)
+    )
+    with zipfile.ZipFile(path, "w") as book:
+        book.writestr(
+            "_rels/.rels",
+            f'<Relationships xmlns="{kinds}"><Relationship Id="r" Type="{office}/officeDocument" '
+            'Target="xl/workbook.xml"/></Relationships>',
+        )
+        book.writestr(
+            "xl/workbook.xml",
+            f'<workbook xmlns="{main}" xmlns:r="{office}"><sheets>{listed}</sheets></workbook>',
+        )
+        book.writestr(
+            "xl/_rels/workbook.xml.rels", f'<Relationships xmlns="{kinds}">{linked}</Relationships>'
+        )
+        for number, lines in enumerate(sheets.values(), start=1):
+            shown = "".join(f"<row>{''.join(map(cell, line))}</row>" for line in lines)
+            book.writestr(
+                f"xl/worksheets/sheet{number}.xml",
+                f'<worksheet xmlns="{main}"><sheetData>{shown}</sheetData></worksheet>',
+            )
+    return str(path)
+
+
+def test_a_sheet_is_read_with_whole_numbers_and_texts_as_they_are(tmp_path: Path) -> None:
+    lines: list[list[object]] = [["", ""], ["Frage", "answer", ""], ["3 + 4 = ä?", 7], [" x ", 0.5]]
+    path = write_workbook(
+        tmp_path / "rows.xlsx", Tabelle1=[*lines, ["", ""], ["z", True]], empty=[]
+    )
+    assert columns_of(path) == [
+        {"Frage": "3 + 4 = ä?", "answer": 7},
+        {"Frage": " x ", "answer": 0.5},
+        {"Frage": "z", "answer": True},
+    ]
+    assert [row.place for row in Rows(path)][-1] == f"{path}, line 6"
+    assert next(iter(Rows(path))).text("answer") == "7"
+
+
+@pytest.mark.parametrize(
+    ("sheets", "message"),
+    [
+        ({"A": [["q"], ["1"]], "B": [["q"], ["2"]]}, r"2 sheets with rows \(A, B\); save the one"),
+        ({"A": [["q"], ["1", "2"]]}, r"line 2: there is a value in a column .* \(columns: q\)"),
+        ({"A": [["q", "q"], [1, 2]]}, "line 1: the first line names the columns, each once"),
+    ],
+)
+def test_a_sheet_that_is_no_table_is_refused(tmp_path: Path, sheets: Any, message: str) -> None:
+    with pytest.raises(ConfigurationError, match=message):
+        columns_of(write_workbook(tmp_path / "rows.xlsx", **sheets))
+
+
+def test_a_broken_workbook_and_a_missing_reader_are_said(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "rows.xlsx"
+    path.write_text("a,b", encoding="utf-8")
+    with pytest.raises(ConfigurationError, match=r"rows\.xlsx can't be read as a workbook: "):
+        columns_of(str(path))
+    monkeypatch.setitem(sys.modules, "python_calamine", None)
+    with pytest.raises(ConfigurationError, match=r"pip install 'evalution\[excel\]'"):
+        columns_of(str(path))

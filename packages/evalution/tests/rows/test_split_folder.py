@@ -9,7 +9,7 @@ import pyarrow
 import pyarrow.parquet as parquet
 import pytest
 
-from evalution.rows.hub import SplitFolder
+from evalution.rows.hub import SplitFolder, open_rows
 from evalution_core import ConfigurationError
 
 
@@ -92,3 +92,13 @@ def test_what_datasets_saved_is_read_by_it(tmp_path: Path) -> None:
     datasets.DatasetDict(saved).save_to_disk(str(tmp_path / "saved"))
     assert ids(tmp_path / "saved") == [1, 2, 3]
     assert ids(tmp_path, "train", "saved") == [4]
+
+
+@pytest.mark.wide
+@pytest.mark.filterwarnings("default")
+def test_a_data_set_is_named_by_the_folder_that_it_lies_in(tmp_path: Path) -> None:
+    pytest.importorskip("datasets", reason="needs the package datasets")
+    write(tmp_path / "sums" / "test.jsonl", [1, 2, 3])
+    write(tmp_path / "sums" / "train.jsonl", [4])
+    rows = open_rows(f"hub:{tmp_path / 'sums'}:test")
+    assert [row["id"] for row in rows] == [1, 2, 3]

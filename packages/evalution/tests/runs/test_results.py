@@ -15,7 +15,7 @@ from rich.console import Console
 
 from evalution.progress_bar import ProgressBar
 from evalution.results import MetricResult, RunResult, SampleResult, SuiteResult, to_json
-from evalution.runs.options import DefaultFolder
+from evalution.runs.options import DefaultFolder, RunOptions
 from evalution.runs.store import RunFolder, open_folder
 from evalution.samples_file import ResultsNotWrittenError
 from evalution.table import list_complaints, make_console, make_result_table
@@ -146,7 +146,7 @@ def test_full_disk_is_reported_and_what_is_there_stays(tmp_path: Path) -> None:
 
 
 def make_folder(label: str, now: datetime) -> RunFolder:
-    folder = open_folder(DefaultFolder(label, now))
+    folder = open_folder(DefaultFolder(label, now), RunOptions())
     assert folder is not None
     return folder
 

@@ -8,7 +8,7 @@ import pytest
 
 from evalution import Generation, MultipleChoice
 from evalution.yaml_spec.run_spec import load_spec, parse_spec
-from evalution_core import ConfigurationError, UnknownEngineError
+from evalution_core import ConfigurationError, Model, UnknownEngineError
 from evalution_enginekit.mock import Mock
 
 MOCK = "evalution_enginekit.mock:Mock"
@@ -198,3 +198,27 @@ def test_quickstart_of_the_docs_is_the_installed_one() -> None:
     installed = load_spec("builtin:tiny/quickstart")
     in_docs = root / "docs" / "examples" / "quickstart.yaml"
     assert in_docs.read_bytes() == installed.path.read_bytes()
+
+
+def test_judge_of_a_test_has_engine_and_model_as_a_spec_has_them(tmp_path: Path) -> None:
+    (tmp_path / "judge-model").mkdir()
+    judge = {"engine": {"type": MOCK, "max_model_len": 64}, "model": "judge-model", "scale": [1, 5]}
+    document = {"engine": MOCK, "tests": [{**TEST, "judge": judge}]}
+    found: Any = parse_spec(document, tmp_path / "spec.yaml").tests[0]
+    assert found.judge.engine == Mock(max_model_len=64)
+    assert found.judge.model == Model(str(tmp_path / "judge-model"))
+    assert found.judge.range == (1, 5)
+
+
+@pytest.mark.parametrize(
+    ("judge", "message"),
+    [
+        ({"model": "m"}, "test 1: the judge names no engine; for instance `engine:"),
+        ({"engine": MOCK, "rubrik": "x"}, "judge Judge has no option 'rubrik'; did you mean 'rubr"),
+        ("gpt", "the judge must be a mapping of names to values, but it is a text"),
+        ({"engine": MOCK, "scale": "1-5"}, "option 'scale' of judge Judge must be a .*'1-5'"),
+    ],
+)
+def test_judge_that_is_none_is_refused(judge: object, message: str) -> None:
+    with pytest.raises(ConfigurationError, match=message):
+        parse(tests=[{**TEST, "judge": judge}])

@@ -6,12 +6,16 @@ import itertools
 import logging
 import re
 import sys
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 from typer.core import TyperCommand
 
+from evalution import user_input
 from evalution.hints import OPTION_HINTS
 from evalution_core import ConfigurationError
 
@@ -72,21 +76,32 @@ def _reword(error: Any, words: list[str]) -> str:
     return f"{text}, got {given[-1]!r}" if given else text
 
 
+_SPECS = {"spec", "candidate", "reference"}
+"""Parameters of commands that name a spec."""
+
+
+def make_permission(
+    allow_code: Annotated[
+        bool,
+        typer.Option("--allow-code", help="Let the spec run suites of Python files that it names."),
+    ] = False,
+) -> AbstractContextManager[None]:
+    """Return the context of a command that reads a spec."""
+    return user_input.allow_code() if allow_code else nullcontext()
+
+
 class Command(TyperCommand):
-    """A command with the options of `set_verbosity`, where it has none of these names itself."""
+    """A command with the options of `set_verbosity`, where it has none of these names itself.
+
+    One that reads a spec has those of `make_permission` too.
+    """
 
     def __init__(self, name: str | None, *, params: Any = None, **settings: Any) -> None:
         own = [*(params or ())]
-        app = make_app("verbosity", add_completion=False)
-        app.command()(set_verbosity)
-        taken = {word for parameter in own for word in (parameter.name, *parameter.opts)}
-        added = [
-            option
-            for option in typer.main.get_command(app).params
-            if not taken & {option.name, *option.opts}
-        ]
-        self._added = [str(option.name) for option in added]
-        super().__init__(name, params=own + added, **settings)
+        self._verbosity = _make_options(set_verbosity, own)
+        reads_spec = any(parameter.name in _SPECS for parameter in own)
+        self._permission = _make_options(make_permission, own) if reads_spec else []
+        super().__init__(name, params=own + self._verbosity + self._permission, **settings)
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         """Parse the words; an option of another program gets the one that does the same here."""
@@ -116,8 +131,29 @@ class Command(TyperCommand):
 
     def invoke(self, ctx: Any) -> Any:
         """Set the verbosity, and call the function without these options."""
-        set_verbosity(**{name: ctx.params.pop(name) for name in self._added})
-        return super().invoke(ctx)
+        set_verbosity(**_take(ctx, self._verbosity))
+        with make_permission(**_take(ctx, self._permission)), _make_answerer():
+            return super().invoke(ctx)
+
+
+def _make_answerer() -> AbstractContextManager[None]:
+    """Return a context in which a person at a terminal is asked."""
+    if not (sys.stdin.isatty() and sys.stderr.isatty()):
+        return nullcontext()
+    return user_input.answer_questions(partial(typer.confirm, default=True, err=True))
+
+
+def _make_options(function: Callable[..., Any], own: Sequence[Any]) -> list[Any]:
+    """Return the options of a function, but those whose name or word is among `own`."""
+    app = make_app("options", add_completion=False)
+    app.command()(function)
+    taken = {word for parameter in own for word in (parameter.name, *parameter.opts)}
+    options = typer.main.get_command(app).params
+    return [option for option in options if not taken & {option.name, *option.opts}]
+
+
+def _take(ctx: Any, options: Sequence[Any]) -> dict[str, Any]:
+    return {option.name: ctx.params.pop(option.name) for option in options}
 
 
 SpecArgument = Annotated[

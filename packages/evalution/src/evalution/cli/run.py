@@ -29,6 +29,7 @@ from evalution.runs.options import DefaultFolder, RunOptions
 from evalution.runs.preflight import parse_tests
 from evalution.runs.run import Run
 from evalution.table import list_complaints, make_console, make_result_table
+from evalution.user_input import is_code_allowed
 from evalution.yaml_spec.run_spec import Spec
 from evalution_core import ConfigurationError, EvalutionError, UnsupportedRequestError
 
@@ -233,6 +234,8 @@ def _format_resume_command(
         words += ["--limit", str(limit)]
     if cache is not None:
         words += ["--cache", cache]
+    if is_code_allowed():
+        words.append("--allow-code")
     return mask_text(shlex.join(words))
 
 

@@ -88,6 +88,10 @@ def _list_conditions(run: RunResult) -> Iterator[tuple[str, str]]:
         yield "in use", in_use
     if check := engine.get("self_check"):
         yield "check", f"{check['outcome']}: {check['detail']}"
+    for suite in run.suites:
+        if judge := suite.options.get("judge"):
+            engine, model = dict(judge["engine"]), _format_options(judge["model"])
+            yield "judge", f"of {suite.name}: {engine.pop('type')}, {model}"
     yield "when", ", ".join(_list_times(run))
 
 

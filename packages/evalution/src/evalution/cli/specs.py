@@ -11,7 +11,13 @@ import typer
 from evalution.cli.errors import report_errors
 from evalution.cli.options import DebugOption, OutputFileOption, SpecArgument, write_text
 from evalution.redaction import mask_text
-from evalution.runs.preflight import EngineAndModel, check_capabilities, check_model, parse_tests
+from evalution.runs.preflight import (
+    EngineAndModel,
+    check_capabilities,
+    check_judges,
+    check_model,
+    parse_tests,
+)
 from evalution.runs.run_identity import find_free_name
 from evalution.yaml_spec.run_spec import load_spec
 from evalution.yaml_spec.schema import make_spec_schema
@@ -29,6 +35,7 @@ def validate(spec: SpecArgument, debug: DebugOption = False) -> None:
         loaded = load_spec(spec)
         suites = parse_tests(loaded.tests)
         _check_lane("engine", EngineAndModel(loaded.engine, loaded.model), suites)
+        check_judges(suites)
         if loaded.against is not None:
             _check_lane("against", loaded.against, suites)
         names: list[str] = []

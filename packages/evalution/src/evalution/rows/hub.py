@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
@@ -10,7 +11,7 @@ from pathlib import Path
 from typing import Any, cast, overload
 
 from evalution.error_boundary import wrap_errors
-from evalution.rows.local import Row, check_row, file_rows, number_rows
+from evalution.rows.local import HUB, Data, Row, Rows, check_row, file_rows, number_rows
 from evalution.user_input import path_errors
 from evalution_core import ConfigurationError
 
@@ -32,6 +33,11 @@ class HubRows(Sequence[Row]):
         config = f", {self.config}" if self.config else ""
         return f"{self.path} (split {self.split}{config})"
 
+    @property
+    def name(self) -> str:
+        """A short name for what the rows are."""
+        return Path(self.path).name
+
     def __iter__(self) -> Iterator[Row]:
         return number_rows(self._loaded(), f"{self.place}, row {{}}")
 
@@ -49,6 +55,32 @@ class HubRows(Sequence[Row]):
 
     def _loaded(self) -> Any:
         return _load(self.path, self.config, self.split, self.revision, self.cache_dir)
+
+
+_NAME = re.compile(
+    rf"{HUB}(?P<path>[^:@]+)(@(?P<revision>[^:]+))?(:(?P<config>[^:\[]+))?"
+    r":(?P<split>[^:\[\]]+(\[.+\])?)"
+)
+
+
+def open_rows(data: Data) -> HubRows | Rows:
+    """The rows of a file, in memory, or of a data set on the Hub.
+
+    The last is `hub:<name>:<split>`, or `hub:<name>:<config>:<split>`, each with `@<revision>`
+    behind the name; the name may be a folder that `datasets` knows how to load.
+
+    Raises:
+        ConfigurationError: the name has another form.
+    """
+    if not isinstance(data, str) or not data.startswith(HUB):
+        return Rows(data)
+    if (found := _NAME.fullmatch(data)) is None:
+        raise ConfigurationError(
+            f"{data} must name a data set and its split: {HUB}NAME:SPLIT, or "
+            f"{HUB}NAME:CONFIG:SPLIT where it has several, such as {HUB}openai/gsm8k:main:test; a "
+            "revision stands behind the name: NAME@REVISION"
+        )
+    return HubRows(found["path"], found["config"], found["split"], found["revision"])
 
 
 def read_saved_rows(folder: Path) -> Iterator[Row]:

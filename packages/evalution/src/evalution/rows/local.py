@@ -22,9 +22,10 @@ from evalution_core.builtins import builtin_path
 from evalution_core.plugins import did_you_mean, nearest_name
 
 BUILTIN = "builtin:"
+HUB = "hub:"
 Data = str | os.PathLike[str] | Sequence[Mapping[str, Any]]
-"""A path, `builtin:<name>/<rows>`, or the rows themselves."""
-ENDINGS = ".jsonl, .json, .csv, .tsv or .parquet"
+"""A path, `builtin:<name>/<rows>`, `hub:<name>:<split>`, or the rows themselves."""
+ENDINGS = ".jsonl, .json, .csv, .tsv, .xlsx, .xls, .ods or .parquet"
 """Of the files that rows are read from."""
 
 
@@ -165,6 +166,8 @@ def is_same_data(one: Data, other: Data) -> bool:
     first, second = Rows(one).source, Rows(other).source
     if first is None or second is None:
         return one is other or (first is second and one == other)
+    if HUB in (first[: len(HUB)], second[: len(HUB)]):
+        return first == second
     left, right = rows_path(first), rows_path(second)
     with path_errors(left):
         return left.samefile(right)
@@ -182,7 +185,7 @@ def rows_path(data: str) -> Path:
     elif "://" in data:
         raise ConfigurationError(
             f"{data} is an address, and rows are read from local files; download it and name the "
-            "file"
+            f"file, or name a data set of the Hub: {HUB}NAME:SPLIT"
         )
     else:
         path = parse_path(data)
@@ -372,6 +375,56 @@ def _read_parquet(path: Path) -> Iterator[dict[str, Any]]:
         raise ConfigurationError(f"{path} can't be read as Parquet: {error}") from error
 
 
+def _sheet_rows(path: Path) -> Iterator[Row]:
+    """The rows of a workbook's one sheet, whose first line names the columns.
+
+    A whole number is one without a fraction, a date is text as in ISO 8601; of a formula it is the
+    value that was saved.
+    """
+    lines = enumerate(_read_sheet(path), start=1)
+    names: list[str] = []
+    index = 0
+    for number, cells in lines:
+        values = [_plain_cell(cell) for cell in cells]
+        place = f"{path}, line {number}"
+        if not any(value != "" for value in values):
+            continue
+        if not names:
+            while values[-1] == "":
+                values.pop()
+            names = _check_header(place, [str(value) for value in values])
+        elif any(value != "" for value in values[len(names) :]):
+            raise ConfigurationError(
+                f"{place}: there is a value in a column that the first line doesn't name "
+                f"(columns: {', '.join(names)})"
+            )
+        else:
+            yield check_row(Row(index, place, dict(zip(names, values, strict=False))))
+            index += 1
+
+
+def _read_sheet(path: Path) -> Iterable[Sequence[Any]]:
+    calamine = import_extra("python_calamine", "excel", f"reading {path}", "python-calamine")
+    try:
+        with calamine.CalamineWorkbook.from_path(str(path)) as book:
+            sheets = [book.get_sheet_by_name(name) for name in book.sheet_names]
+            named = {sheet.name: sheet for sheet in sheets if sheet.total_height}
+            if len(named) > 1:
+                raise ConfigurationError(
+                    f"{path} has {len(named)} sheets with rows ({', '.join(named)}); save the one "
+                    "that is meant as a workbook or CSV file of its own"
+                )
+            return [row for sheet in named.values() for row in sheet.to_python(False)]
+    except (calamine.CalamineError, OSError) as error:
+        raise ConfigurationError(f"{path} can't be read as a workbook: {error}") from error
+
+
+def _plain_cell(value: Any) -> Any:
+    if isinstance(value, float) and value.is_integer():
+        return int(value)
+    return value if isinstance(value, bool | int | float | str) else str(value)
+
+
 _READERS: dict[str, Callable[[Path], Iterator[Row]]] = {
     ".jsonl": _jsonl_rows,
     ".ndjson": _jsonl_rows,
@@ -379,4 +432,5 @@ _READERS: dict[str, Callable[[Path], Iterator[Row]]] = {
     ".csv": _csv_rows,
     ".tsv": _csv_rows,
     ".parquet": _parquet_rows,
+    **dict.fromkeys((".xlsx", ".xls", ".ods"), _sheet_rows),
 }

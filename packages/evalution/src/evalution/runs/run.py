@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -15,21 +16,33 @@ from evalution.environment import SCORING_POLICY, make_engine_record
 from evalution.error_boundary import clean_up
 from evalution.progress import Progress
 from evalution.redaction import mask_text, mask_value
-from evalution.results import RunResult
+from evalution.results import RunResult, SuiteResult
 from evalution.runs.backend import ModelBackend, resolve_model
+from evalution.runs.judging import JudgeSession, group_by_judge
+from evalution.runs.known_answers import KnownAnswers
 from evalution.runs.options import FailurePolicy, OnError, RunOptions
 from evalution.runs.preflight import (
     check_capabilities,
     check_engine,
+    check_judges,
     check_model,
     check_session,
+    find_judge,
     parse_tests,
 )
 from evalution.runs.progress_file import ProgressFile
-from evalution.runs.run_identity import declare_run, declare_suite, declare_suites, find_free_name
+from evalution.runs.run_identity import (
+    declare_run,
+    declare_suite,
+    declare_suites,
+    find_free_name,
+    name_suites,
+)
 from evalution.runs.session import SessionHolder
 from evalution.runs.store import RunStore, make_run_answer_base
 from evalution.runs.suite_run import SuiteRun
+from evalution.suites.generation_suite import GenerationSuite
+from evalution.suites.grading_suite import JUDGED
 from evalution.suites.suite import AnySuite, SuiteDeclaration
 from evalution_core import (
     BaseEngine,
@@ -100,6 +113,8 @@ def start(engine: BaseEngine, model: Model) -> Run:
 class Run:
     """Runs suites one after the other; the model is loaded by the first.
 
+    Judges grade the answers at the end, once the model is closed.
+
     `result` can be read at any time. A failed load leaves the handle usable: the next `run` tries
     again. Ctrl-C and a runtime that dies close it; what was finished stays.
 
@@ -127,6 +142,7 @@ class Run:
         self._model = resolve_model(model, options.backend, self._engine, isolate=options.isolate)
         self._checked: dict[int, _CheckedSuite] = {}
         self._planned: list[AnySuite] = []
+        self._judging: list[tuple[GenerationSuite, SuiteResult]] = []
         self._stop = Event()
         self._is_running_suite = False
         self._closed = False
@@ -181,6 +197,7 @@ class Run:
                 suites, self._engine.capabilities, f"of engine {type(self._engine).__name__}"
             )
             check_model(self._model, self._engine)
+        check_judges(suites)
         for suite in suites:
             suite.validate()
             options = suite.to_dict()
@@ -219,7 +236,11 @@ class Run:
         return is_first and self._is_running_suite
 
     def close(self) -> None:
-        """Close the session and the run folder. Idempotent."""
+        """Close the session, have judges grade the answers, and close the folder. Idempotent.
+
+        Raises:
+            EvalutionError: a judge can't be loaded, or failed; as `evalution.run`.
+        """
         if self._closed:
             return
         self._closed = True
@@ -227,6 +248,8 @@ class Run:
             if self._record.is_running:
                 self._holder.record_execution()
             self._holder.close()
+            if self._record.is_running:
+                self._grade()
         except BaseException as error:
             if self._record.is_running:
                 self._record.fail(error)
@@ -274,6 +297,11 @@ class Run:
                 self._options.backend,
             ),
             declare_suites(self._planned or [suite]),
+            judges={
+                f"{name}-{JUDGED}": judge
+                for name, one in name_suites(self._planned or [suite])
+                if (judge := find_judge(one)) is not None
+            },
             is_whole=bool(self._planned),
         )
         try:
@@ -295,8 +323,41 @@ class Run:
     def _run(self, suite: AnySuite) -> None:
         session = self._holder.prepare(suite)
         name = find_free_name(suite.title, [found.name for found in self.result.suites])
-        expected = self._checked[id(suite)].count
         known = self._store.begin_suite(name, declare_suite(suite))
+        found = self._run_on(session, suite, name, known, self._checked[id(suite)].count)
+        self._holder.record_execution()
+        self._collect_notices()
+        self._store.write_results(self.result)
+        if isinstance(suite, GenerationSuite) and suite.judge is not None:
+            self._judging.append((suite, found))
+
+    def _grade(self) -> None:
+        """Have each judge grade the answers of its suites."""
+        for judge, suites in group_by_judge(self._judging):
+            with closing(JudgeSession(judge, self._options, self._store.path)) as opened:
+                for suite, answers in suites:
+                    taken = [found.name for found in self.result.suites]
+                    name = find_free_name(f"{answers.name}-{JUDGED}", taken)
+                    try:
+                        if self._stop.is_set():
+                            raise KeyboardInterrupt
+                        grading = opened.prepare(suite, answers)
+                        known = self._store.begin_suite(name, base=opened.answer_base)
+                        count = answers.n - answers.failed
+                        self._run_on(opened.session, grading, name, known, count)
+                    except BaseException as error:
+                        self._record.fail(error, name)
+                        raise
+                    self._store.write_results(self.result)
+
+    def _run_on(
+        self,
+        session: BaseInferenceSession,
+        suite: AnySuite,
+        name: str,
+        known: KnownAnswers,
+        expected: int,
+    ) -> SuiteResult:
         self._progress.suite_started(name, expected)
         self._is_running_suite = True
         try:
@@ -317,9 +378,7 @@ class Run:
             self._progress.suite_finished()
         self._store.finish_suite(found)
         self.result.suites.append(found)
-        self._holder.record_execution()
-        self._collect_notices()
-        self._store.write_results(self.result)
+        return found
 
     def _collect_notices(self) -> None:
         """Take over the sentences that a session says about itself under `notices`, each once."""

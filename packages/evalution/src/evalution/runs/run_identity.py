@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Container, Iterator, Mapping, Sequence
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, cast
 
@@ -62,10 +62,15 @@ def declare_suite(suite: AnySuite) -> dict[str, Any]:
 
 def declare_suites(suites: Sequence[AnySuite]) -> dict[str, dict[str, Any]]:
     """Return the declarations of a run's suites by the names they get in it."""
-    declared: dict[str, dict[str, Any]] = {}
+    return {name: declare_suite(suite) for name, suite in name_suites(suites)}
+
+
+def name_suites(suites: Iterable[AnySuite]) -> list[tuple[str, AnySuite]]:
+    """Return a run's suites with the names they get in it."""
+    found: dict[str, AnySuite] = {}
     for suite in suites:
-        declared[find_free_name(suite.title, declared)] = declare_suite(suite)
-    return declared
+        found[find_free_name(suite.title, found)] = suite
+    return list(found.items())
 
 
 def find_free_name(title: str, taken: Container[str]) -> str:

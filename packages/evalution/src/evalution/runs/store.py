@@ -26,6 +26,7 @@ from evalution.runs.run_identity import (
     to_section,
 )
 from evalution.samples_file import SAMPLES, SamplesFile, write_errors
+from evalution.suites.judge import Judge
 from evalution.user_input import parse_path
 from evalution_core import BaseEngine, ConfigurationError, EvalutionError, Model
 
@@ -44,13 +45,21 @@ class RunFolder:
     Args:
         fresh: remove the run that is there.
         retry_failed: reopen a finished run too, for the sake of its failed samples.
+        judges: judges by the names of their grades; a finished run with another one is reopened.
 
     Raises:
         ConfigurationError: it can't be made or written, holds a finished run, one that can't go
             on, or files of a run's names that no run wrote; or another process is writing it.
     """
 
-    def __init__(self, path: Path, *, fresh: bool = False, retry_failed: bool = False):
+    def __init__(
+        self,
+        path: Path,
+        *,
+        fresh: bool = False,
+        retry_failed: bool = False,
+        judges: Mapping[str, Judge] | None = None,
+    ):
         self.path = path
         self._samples: SamplesFile | None = None
         with _folder_errors(path):
@@ -59,7 +68,8 @@ class RunFolder:
             journal = path / JOURNAL
             _check_foreign(path)
             if not fresh:
-                _check_unfinished(path, retry_failed=retry_failed)
+                is_reopened = retry_failed or _is_judged_otherwise(path, judges or {})
+                _check_unfinished(path, is_reopened=is_reopened)
             self.is_resumed = journal.exists() and not fresh
             if fresh:
                 Journal.delete(journal)
@@ -109,7 +119,9 @@ class RunFolder:
 
 
 def open_folder(
-    output: Path | DefaultFolder | None, *, fresh: bool = False, retry_failed: bool = False
+    output: Path | DefaultFolder | None,
+    options: RunOptions,
+    judges: Mapping[str, Judge] | None = None,
 ) -> RunFolder | None:
     """Open the folder of a run that begins or goes on, None without one; errors as `RunFolder`.
 
@@ -118,7 +130,9 @@ def open_folder(
     if output is None:
         return None
     if not isinstance(output, DefaultFolder):
-        return RunFolder(output, fresh=fresh, retry_failed=retry_failed)
+        return RunFolder(
+            output, fresh=options.fresh, retry_failed=options.retry_failed, judges=judges
+        )
     base = path = output.path
     number = 2
     with _folder_errors(base):
@@ -141,9 +155,17 @@ def _keep_samples(path: Path) -> str:
     return f"; the samples that were written are now in {kept}"
 
 
-def _check_unfinished(path: Path, *, retry_failed: bool) -> None:
+def _is_judged_otherwise(path: Path, judges: Mapping[str, Judge]) -> bool:
+    """True if the run in the folder lacks one of these judges, or has another in its place."""
+    suites: Any = _content(path / RESULTS).get("suites") or [] if judges else []
+    before = {suite["name"]: suite["options"].get("judge") for suite in suites}
+    asked = {name: json.loads(to_json(judge.to_dict())) for name, judge in judges.items()}
+    return any(before.get(name) != judge for name, judge in asked.items())
+
+
+def _check_unfinished(path: Path, *, is_reopened: bool) -> None:
     status = _content(path / RESULTS).get("status")
-    if status == "done" and not retry_failed:
+    if status == "done" and not is_reopened:
         raise ConfigurationError(
             f"{path} already holds a finished run; name another --output, or start over with "
             "--fresh"
@@ -250,6 +272,7 @@ class RunStore:
         suites: Mapping[str, Mapping[str, Any]],
         *,
         is_whole: bool,
+        judges: Mapping[str, Judge] | None = None,
     ) -> None:
         """Take the folder, before weights are loaded, and check that the run in it is the same.
 
@@ -257,6 +280,7 @@ class RunStore:
             declared: the result of `declare_run`.
             suites: results of `declare_suite`, by the suites' names in this run.
             is_whole: whether there will be no other suites.
+            judges: the judges of the suites, by the names of their grades.
 
         Raises:
             ConfigurationError: the folder can't be used, or its run was another; with the
@@ -264,9 +288,7 @@ class RunStore:
         """
         with ExitStack() as undo:
             self._folder = folder = open_folder(
-                parse_output(self._options.output),
-                fresh=self._options.fresh,
-                retry_failed=self._options.retry_failed,
+                parse_output(self._options.output), self._options, judges
             )
             undo.callback(self.discard)
             if folder is not None:
@@ -294,19 +316,27 @@ class RunStore:
             self._cache.close()
             self._cache = None
 
-    def begin_suite(self, name: str, declared: Mapping[str, Any]) -> KnownAnswers:
-        """Return the answers of a suite that are kept.
+    def begin_suite(
+        self,
+        name: str,
+        declared: Mapping[str, Any] | None = None,
+        base: AnswerBase | None = None,
+    ) -> KnownAnswers:
+        """Return the answers of a suite that are kept; those of `base` if another one answers.
+
+        A suite that isn't declared may be another one when the run goes on.
 
         Raises:
             ConfigurationError: the run in the folder has another suite of this name.
         """
         self._samples = []
-        if self._folder is not None:
+        if self._folder is not None and declared is not None:
             self._check(self._folder, None, {name: declared}, is_whole=False)
-        assert self._base is not None
+        base = base or self._base
+        assert base is not None
         journal = None if self._folder is None else self._folder.journal
         return KnownAnswers(
-            name, self._base, journal, self._cache, retry_failed=self._options.retry_failed
+            name, base, journal, self._cache, retry_failed=self._options.retry_failed
         )
 
     @property

@@ -215,7 +215,7 @@ def _exp(exponent: float) -> float:
     return math.exp(exponent) if exponent < 709.0 else math.inf
 
 
-def make_prediction(predicted: int, right: int) -> Measure:
+def make_prediction(predicted: float, right: float) -> Measure:
     """The measure of a sample whose answer was class `predicted`."""
     return Measure(float(predicted), float(right))
 
@@ -286,6 +286,40 @@ class MatthewsCorrelation:
         return Estimate(value, stderr, normal_interval(value, stderr, -1.0, 1.0))
 
 
+@dataclass(frozen=True, slots=True)
+class CohenKappa:
+    """Agreement of two raters beyond chance, `(po - pe) / (1 - pe)`; -1 to 1 (Cohen, 1960).
+
+    0 where agreement by chance is certain. The standard error is the large-sample one for a kappa
+    that isn't zero (Fleiss, Cohen and Everitt, Psychological Bulletin 72, 1969, p. 324).
+    """
+
+    higher_is_better: bool = True
+    failed: float | None = None
+
+    def of_sample(self, measure: Measure) -> float:
+        """1 where the raters agree, else 0: one sample alone has no kappa."""
+        return float(measure.value == measure.weight)
+
+    def estimate(self, measures: Sequence[Measure]) -> Estimate:
+        if not measures:
+            return Estimate(None, None)
+        table = _Confusion(measures)
+        by_chance = table.by_chance / table.count**2
+        if by_chance == 1.0:
+            return Estimate(0.0, None)
+        if table.hits == table.count:
+            return Estimate(1.0, 0.0)
+        agreed = table.hits / table.count
+        value = (agreed - by_chance) / (1 - by_chance)
+        total = -((value - by_chance * (1 - value)) ** 2)
+        for (one, other), number in table.cells.items():
+            crossed = (table.predicted[other] + table.right[one]) / table.count * (1 - value)
+            total += number / table.count * ((one == other) - crossed) ** 2
+        stderr = math.sqrt(max(total, 0.0) / table.count) / (1 - by_chance)
+        return Estimate(value, stderr, normal_interval(value, stderr, -1.0, 1.0))
+
+
 class _Confusion:
     """Counts of each predicted class by the right one.
 
@@ -295,24 +329,28 @@ class _Confusion:
     def __init__(self, measures: Sequence[Measure]):
         self.count = len(measures)
         self.cells = Counter((measure.value, measure.weight) for measure in measures)
-        self._predicted = Counter(measure.value for measure in measures)
-        self._right = Counter(measure.weight for measure in measures)
-        self._by_chance = sum(n * self._right[label] for label, n in self._predicted.items())
-        self.predicted_spread = self.count**2 - _squares(self._predicted)
-        self.right_spread = self.count**2 - _squares(self._right)
+        self.predicted = Counter(measure.value for measure in measures)
+        self.right = Counter(measure.weight for measure in measures)
+        self.by_chance = sum(n * self.right[label] for label, n in self.predicted.items())
+        self.predicted_spread = self.count**2 - _squares(self.predicted)
+        self.right_spread = self.count**2 - _squares(self.right)
+
+    @property
+    def hits(self) -> int:
+        """Samples whose predicted class is the right one."""
+        return sum(n for (predicted, right), n in self.cells.items() if predicted == right)
 
     @property
     def correlation(self) -> float:
-        hits = sum(n for (predicted, right), n in self.cells.items() if predicted == right)
-        return (self.count * hits - self._by_chance) / self._scale
+        return (self.count * self.hits - self.by_chance) / self._scale
 
     def influence(self, predicted: float, right: float) -> float:
         """Return the pull of one more sample of this cell on the correlation, times the count."""
         count = self.count
-        product = count**2 * (predicted == right) + self._by_chance
-        product -= count * (self._right[predicted] + self._predicted[right])
-        guess = count**2 - 2 * count * self._predicted[predicted] + _squares(self._predicted)
-        truth = count**2 - 2 * count * self._right[right] + _squares(self._right)
+        product = count**2 * (predicted == right) + self.by_chance
+        product -= count * (self.right[predicted] + self.predicted[right])
+        guess = count**2 - 2 * count * self.predicted[predicted] + _squares(self.predicted)
+        truth = count**2 - 2 * count * self.right[right] + _squares(self.right)
         spreads = guess / self.predicted_spread + truth / self.right_spread
         return product / self._scale - self.correlation / 2 * spreads
 

@@ -10,6 +10,7 @@ from evalution.suites.choice_suite import ChoiceSuite, ContextChoiceSuite, Multi
 from evalution.suites.dataset import Dataset, DatasetRows
 from evalution.suites.discovery import available_suites, built_in_suite, load_suite
 from evalution.suites.generation_suite import Generation, GenerationSuite
+from evalution.suites.judge import Judge
 from evalution.suites.language_modelling import ContinuationSuite, Perplexity, PerplexitySuite
 from evalution.suites.prompted_suite import PromptedSuite
 from evalution.suites.row_suite import RowSuite
@@ -25,6 +26,7 @@ __all__ = [
     "DatasetRows",
     "Generation",
     "GenerationSuite",
+    "Judge",
     "MultipleChoice",
     "Perplexity",
     "PerplexitySuite",

@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import os
+import sys
 from functools import cache
+from hashlib import blake2b
 from importlib import import_module
+from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
 from pkgutil import iter_modules
 
+from evalution.error_boundary import wrap_errors
 from evalution.hints import LM_EVAL, LM_EVAL_HINT, SUITE_ALIASES, SUITE_HINTS, note_working_folder
 from evalution.suites.suite import AnySuite, Suite, SuiteDeclaration, SuiteSet
+from evalution.user_input import is_code_allowed, parse_path, path_errors
 from evalution_core import ConfigurationError
-from evalution_core.plugins import PluginRegistry, normalize
+from evalution_core.plugins import PluginRegistry, did_you_mean, nearest_name, normalize
 
 _GENERIC = {
     "MultipleChoice": "choice_suite",
@@ -20,15 +26,63 @@ _GENERIC = {
 """Suites over a person's own rows, with their modules."""
 
 
-def load_suite(name: str) -> type[SuiteDeclaration]:
+def load_suite(name: str, folder: Path | None = None) -> type[SuiteDeclaration]:
     """Return the class of a suite, or of a set of suites, by its name or `package.module:Class`.
+
+    `file.py:Class` is that of a file, whose path starts from `folder`.
 
     Raises:
         ConfigurationError: nothing has the name; lists what is installed. Or two packages bring it,
-            or its module can't be imported, or what it names is no suite.
+            or its module can't be imported, or what it names is no suite; or it is in a file, and
+            code isn't allowed.
     """
-    with note_working_folder(name):
-        return find_suites().load(name)
+    place, _, class_name = name.partition(":")
+    if place.endswith(".py"):
+        return _load_from_file((folder or Path()) / parse_path(place), class_name)
+    try:
+        with note_working_folder(name):
+            return find_suites().load(name)
+    except ConfigurationError as error:
+        if class_name and folder is not None and (folder / f"{place}.py").is_file():
+            error.add_note(
+                f"{place}.py lies beside the spec; name it as a file: type: {place}.py:{class_name}"
+            )
+        raise
+
+
+def _load_from_file(path: Path, class_name: str) -> type[SuiteDeclaration]:
+    with path_errors(path):
+        if not path.is_file():
+            near = nearest_name(path.name, (file.name for file in path.parent.glob("*.py")))
+            hint = f"; did you mean {near!r}?" if near else ""
+            raise ConfigurationError(f"there is no file {path}{hint}")
+    if not is_code_allowed():
+        raise ConfigurationError(
+            f"{path} is code, which could do whatever you can; read it, and if you trust it, add "
+            "--allow-code to the command (in Python: `with evalution.user_input.allow_code():`)"
+        )
+    digest = blake2b(os.fsencode(path.absolute()), digest_size=4).hexdigest()
+    name = f"evalution_suite_file_{path.stem}_{digest}"
+    spec = spec_from_file_location(name, path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = module_from_spec(spec)
+    sys.modules[name] = module  # dataclasses look up their annotations there
+    with wrap_errors(f"{path} can't be imported", ConfigurationError):
+        spec.loader.exec_module(module)
+    suites = {
+        found: value
+        for found, value in vars(module).items()
+        if isinstance(value, type)
+        and issubclass(value, SuiteDeclaration)
+        and value.__module__ == name
+    }
+    if class_name not in suites:
+        raise ConfigurationError(
+            f"{path} holds no suite {class_name!r}{did_you_mean(class_name, suites)} "
+            f"(suites: {', '.join(suites) or 'none'}); name one: type: {path.name}:CLASS"
+        )
+    return suites[class_name]
 
 
 def available_suites() -> dict[str, str]:

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Annotated, ClassVar, NamedTuple
+from typing import Annotated, Any, ClassVar, NamedTuple
 
-from pydantic import Field
+from pydantic import Field, InstanceOf
 
 from evalution.rows.local import Row
 from evalution.scoring.filters import (
@@ -32,6 +32,7 @@ from evalution.scoring.text_metrics import (
     describe_near_misses,
     find_near_misses,
 )
+from evalution.suites.judge import Judge
 from evalution.suites.prompted_suite import LocalQuestions, PromptedSuite, Template, parse_text
 from evalution.suites.row_suite import FewshotRow
 from evalution.suites.suite import Sample, yaml_form
@@ -95,6 +96,13 @@ class GenerationSuite(PromptedSuite[AnswerSample, GenerationOutput]):
             "the answer. None takes the whole text as the answer."
         ),
     ] = None
+    judge: Annotated[
+        InstanceOf[Judge] | None,
+        Field(
+            description="Second model that grades each answer by a rubric; its grades are a suite "
+            "of their own, NAME-judged."
+        ),
+    ] = None
 
     def check_options(self) -> None:
         super().check_options()
@@ -104,6 +112,10 @@ class GenerationSuite(PromptedSuite[AnswerSample, GenerationOutput]):
             raise self.wrong(
                 "think_end_token", "must be the text that ends a thought, such as '</think>'"
             )
+
+    def to_dict(self) -> dict[str, Any]:
+        """As `Suite.to_dict`, without the judge, which changes no answer: it is with its grades."""
+        return {name: value for name, value in super().to_dict().items() if name != "judge"}
 
     @property
     def gradings(self) -> Mapping[str, Grading]:
@@ -135,15 +147,11 @@ class GenerationSuite(PromptedSuite[AnswerSample, GenerationOutput]):
                 grading.metric.check_target(expected)
         except ConfigurationError as error:
             raise ConfigurationError(f"{row.place}: {error}") from None
-        return AnswerSample(
-            row.index,
-            prompt,
-            self.answer_text(row),
-            requests,
-            expected,
-            row,
-            subset=row.subset,
-        )
+        target = self.answer_text(row)
+        if self.judge is not None:  # what its rubric and its labels lack is said before the run
+            self.judge.make_requests(row, {"prompt": "", "target": target, "prediction": ""})
+            self.judge.read_label(row)
+        return AnswerSample(row.index, prompt, target, requests, expected, row, subset=row.subset)
 
     def score(self, sample: AnswerSample, answers: Sequence[GenerationOutput]) -> Score:
         written = answers[0]

@@ -13,7 +13,8 @@ from typing import Annotated, Literal, TypeVar
 
 from pydantic import Field
 
-from evalution.rows.local import Data, Row, Rows, is_same_data
+from evalution.rows.hub import open_rows
+from evalution.rows.local import Data, Row, is_same_data
 from evalution.suites.row_suite import FewshotRow, LocalRows, RowSuite, Split
 from evalution.suites.suite import PATH, Sample
 from evalution.user_input import LARGEST
@@ -279,7 +280,7 @@ class LocalQuestions(LocalRows):
     def splits(self) -> Sequence[Split]:
         if self.fewshot_data is None or is_same_data(self.data, self.fewshot_data):
             return super().splits()
-        return [Split(Rows(self.data), Rows(self.fewshot_data))]
+        return [Split(open_rows(self.data), open_rows(self.fewshot_data))]
 
     def question_text(self, row: Row) -> str:
         return self.prompt_template.render(row)

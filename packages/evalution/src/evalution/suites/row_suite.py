@@ -13,7 +13,8 @@ from typing import Annotated, TypeVar
 from pydantic import Field
 
 from evalution.error_boundary import wrap_errors
-from evalution.rows.local import Data, Row, Rows, RowSource
+from evalution.rows.hub import open_rows
+from evalution.rows.local import Data, Row, RowSource
 from evalution.suites.suite import PATH, Sample, Suite
 from evalution.user_input import LARGEST
 from evalution_core import (
@@ -241,13 +242,13 @@ def _characters(request: Request) -> int:
 
 @dataclass(kw_only=True)
 class LocalRows:
-    """The rows of `data`: a file, `builtin:<name>/<rows>`, or in memory."""
+    """The rows of `data`: a file, `builtin:<name>/<rows>`, `hub:<name>:<split>`, or in memory."""
 
     data: Annotated[
         Data,
         Field(
-            description="Rows: a .jsonl, .json, .csv, .tsv or .parquet file, "
-            "builtin:<name>/<rows>, or the rows themselves."
+            description="Rows: a .jsonl, .json, .csv, .tsv, .xlsx or .parquet file, "
+            "builtin:<name>/<rows>, hub:<name>:<split>, or the rows themselves."
         ),
     ] = field(metadata=PATH)
     name: Annotated[
@@ -256,7 +257,7 @@ class LocalRows:
 
     @property
     def title(self) -> str:
-        return self.name or Rows(self.data).name
+        return self.name or open_rows(self.data).name
 
     def splits(self) -> Sequence[Split]:
-        return [Split(Rows(self.data))]
+        return [Split(open_rows(self.data))]

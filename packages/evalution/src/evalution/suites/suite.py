@@ -12,7 +12,7 @@ from typing import Annotated, Any, ClassVar, Generic, Self, TypeVar, cast
 import pydantic
 
 from evalution.error_boundary import wrap_errors
-from evalution.rows.local import BUILTIN
+from evalution.rows.local import BUILTIN, HUB
 from evalution.scoring.metrics import (
     Measure,
     MeasureAccumulator,
@@ -131,7 +131,7 @@ class SuiteDeclaration(ABC):  # noqa: B024 - abstract is what it declares: Suite
                     continue
                 raise ConfigurationError(f"suite {cls.__name__} needs the option {option.name!r}")
             if option.metadata.get(_IS_PATH):
-                parsed[option.name] = _resolve_path(options[option.name], base)
+                parsed[option.name] = resolve_path(options[option.name], base)
         return cls(**parsed)
 
     def to_dict(self) -> dict[str, Any]:
@@ -168,8 +168,9 @@ def path_options(suite: type[SuiteDeclaration]) -> list[str]:
     return [option.name for option in option_fields(suite) if option.metadata.get(_IS_PATH)]
 
 
-def _resolve_path(value: Any, base: Path | None) -> Any:
-    if not isinstance(value, str) or base is None or value.startswith((BUILTIN, "~")):
+def resolve_path(value: Any, base: Path | None) -> Any:
+    """The path in an option of a spec, which starts from the spec's folder `base`."""
+    if not isinstance(value, str) or base is None or value.startswith((BUILTIN, HUB, "~")):
         return value
     return str(base / value)
 

@@ -14,8 +14,9 @@ from evalution.redaction import mask_text
 from evalution.scoring.filters import FILTERS, Filter
 from evalution.scoring.steps import StepKinds
 from evalution.scoring.text_metrics import TEXT_METRICS, TextMetric
+from evalution.suites.judge import Judge
 from evalution.suites.suite import SuiteDeclaration, show_option
-from evalution_core import BaseEngine
+from evalution_core import BaseEngine, Model
 from evalution_core.options import option_fields
 
 if TYPE_CHECKING:
@@ -23,16 +24,19 @@ if TYPE_CHECKING:
 
 
 _STEP_KINDS: dict[type, StepKinds[Any]] = {Filter: FILTERS, TextMetric: TEXT_METRICS}
+_JUDGE = "judge"
+_REFERENCES = {**{kind: kinds.what for kind, kinds in _STEP_KINDS.items()}, Judge: _JUDGE}
 _LOCAL = "#/$defs/"
 _UNRESOLVED = "x-evalution"
 """Key in place of the reference while pydantic works, which resolves each one that it meets."""
 
 
-def make_suite_schema(kind: type[SuiteDeclaration]) -> dict[str, Any]:
+def make_suite_schema(kind: type[SuiteDeclaration] | type[Judge]) -> dict[str, Any]:
     """An object with the type and default of each option; steps are as a spec writes them.
 
     An option of a class without a plain form may be anything: the suite itself judges it.
-    References to `filter`, `filters`, `metric` and `metrics` lead to `make_step_definitions`.
+    References to `filter`, `filters`, `metric`, `metrics` and `judge` lead to the definitions of
+    `make_step_definitions`.
     """
     hints = get_type_hints(kind, include_extras=True)
     options: dict[str, Any] = {}
@@ -63,8 +67,8 @@ def _mask(shape: Any) -> Any:
 
 
 def make_step_definitions() -> dict[str, Any]:
-    """The schemas of one filter and one metric, and of a list of either."""
-    found: dict[str, Any] = {}
+    """The schemas of one filter and one metric, and of a list of either; and of a judge."""
+    found: dict[str, Any] = {_JUDGE: {**make_suite_schema(Judge), "description": Judge.__doc__}}
     for kinds in _STEP_KINDS.values():
         one = _refer_to(kinds.what)
         found[kinds.what] = _make_step_schema(kinds)
@@ -78,8 +82,16 @@ def _refer_to(name: str) -> dict[str, str]:
 
 class _SpecForm(GenerateJsonSchema):
     def is_instance_schema(self, schema: core_schema.IsInstanceSchema) -> JsonSchemaValue:
-        kinds = _STEP_KINDS.get(schema["cls"])
-        return {} if kinds is None else {_UNRESOLVED: kinds.what}
+        if schema["cls"] in (BaseEngine, Model):  # as a spec declares them
+            return {"type": ["string", "object", "null"]}
+        name = _REFERENCES.get(schema["cls"])
+        return {} if name is None else {_UNRESOLVED: name}
+
+    def json_or_python_schema(self, schema: core_schema.JsonOrPythonSchema) -> JsonSchemaValue:
+        python = schema["python_schema"]
+        if python["type"] == "is-instance":  # pydantic's InstanceOf
+            return self.is_instance_schema(cast("core_schema.IsInstanceSchema", python))
+        return super().json_or_python_schema(schema)
 
 
 def _allow_bare_steps(shape: Any) -> Any:

@@ -8,7 +8,7 @@ package that brings training backends, found by the entry-point group `evalution
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import MISSING, dataclass, field, replace
 from datetime import date
 from pathlib import Path
 from typing import Any, cast
@@ -16,17 +16,20 @@ from typing import Any, cast
 from evalution.error_boundary import wrap_errors
 from evalution.hints import BACKEND_HINT, note_working_folder
 from evalution.redaction import register_secrets
+from evalution.rows.columns import choose_columns, names_column
+from evalution.rows.hub import open_rows
 from evalution.rows.local import BUILTIN
 from evalution.runs.backend import BackendReader, ModelBackend, check_backend
 from evalution.runs.options import FailurePolicy
 from evalution.runs.preflight import EngineAndModel, parse_model
 from evalution.suites.discovery import load_suite
-from evalution.suites.suite import SuiteDeclaration
+from evalution.suites.judge import Judge
+from evalution.suites.suite import SuiteDeclaration, resolve_path
 from evalution.user_input import parse_path, path_errors
 from evalution.yaml_spec.yaml_file import EXAMPLES, as_mapping, read_declaration, read_yaml
 from evalution_core import BaseEngine, ConfigurationError, Model, load_engine
 from evalution_core.builtins import builtin_path
-from evalution_core.options import option_fields
+from evalution_core.options import check_option_names, option_fields
 from evalution_core.plugins import PluginRegistry, did_you_mean, nearest_name
 
 
@@ -217,11 +220,38 @@ def _take_python(declared: object) -> tuple[str | None, object]:
 def parse_test(declared: object, base: Path | None) -> SuiteDeclaration:
     """A suite from either form of a spec; errors as `parse_engine`."""
     name, options = read_declaration(declared, "test")
-    suite = load_suite(name)
+    suite = load_suite(name, base)
     _check_place(options, suite)
     _check_plain(options, "test")
+    if options.get("judge") and "judge" in {option.name for option in option_fields(suite)}:
+        options = {**options, "judge": parse_judge(options["judge"], base or Path())}
     with wrap_errors(f"suite {suite.__name__} can't be made", ConfigurationError):
-        return suite.from_options(options, base=base)
+        return suite.from_options(_add_columns(suite, options, base), base=base)
+
+
+def _add_columns(
+    suite: type[SuiteDeclaration], options: Mapping[str, Any], base: Path | None
+) -> Mapping[str, Any]:
+    """Return the options of a test, with columns of its rows for those that name one and lack."""
+    needed = [option.name for option in option_fields(suite) if option.default is MISSING]
+    missing = [name for name in needed if name not in options and names_column(name)]
+    data = options.get("data")
+    suite.check_names(options)
+    if not missing or not isinstance(data, str):
+        return options
+    rows = open_rows(resolve_path(data, base))
+    return {**options, **choose_columns(suite.__name__, missing, rows)}
+
+
+def parse_judge(declared: object, base: Path) -> Judge:
+    """A judge from the option of a test; errors as `parse_engine`."""
+    fields = dict(as_mapping(declared, "the judge"))
+    check_option_names(Judge, fields)
+    if fields.get("engine") is None:
+        raise ConfigurationError(f"the judge names no engine{EXAMPLES['engine']}")
+    fields["engine"] = parse_engine(fields["engine"], base)
+    fields["model"] = _parse_model(fields.get("model"), base)
+    return Judge(**fields)
 
 
 def _parse_tests(declared: object, base: Path) -> list[SuiteDeclaration]:

@@ -128,6 +128,8 @@ def make_spec_schema() -> SpecSchema:
         "model": _make_model_schema(),
         **make_step_definitions(),
     }
+    for name, reference in (("engine", _ENGINE), ("model", _MODEL)):
+        definitions["judge"]["properties"][name].update(reference)
     for declared in (*engines, *suites):
         definitions.update(declared.definitions)
     schema = {

@@ -1,0 +1,132 @@
+"""Grades of a suite's answers by a judge: a suite of its own, whose samples are the answers."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import tee
+from typing import Any
+
+from evalution.samples import SampleResult, SuiteSamples
+from evalution.scoring.metrics import (
+    CohenKappa,
+    Mean,
+    Measure,
+    Metric,
+    Score,
+    make_prediction,
+)
+from evalution.suites.generation_suite import AnswerSample, GenerationSuite
+from evalution.suites.judge import Judge
+from evalution.suites.suite import Sample, Suite
+from evalution_core import Capability, GenerationOutput
+from evalution_core.kinds import RequestKind
+
+JUDGED = "judged"
+"""End of the name that the grades of a suite have in results."""
+
+
+@dataclass(slots=True)
+class GradedSample(Sample):
+    """An answer with the requests that grade it, and a person's verdict."""
+
+    prediction: str
+    label: float | None
+
+
+@dataclass(kw_only=True)
+class GradingSuite(Suite[GradedSample, GenerationOutput]):
+    """A judge's grades of the answers of a suite that is finished.
+
+    `judge` is the mean worth of its verdicts; with a baseline, `win_rate` is, and
+    `position_changed` the share of rows whose verdict changed with the order of the two answers,
+    which count as ties. Where rows have a person's verdict, `agreement` is the share that the judge
+    agrees with, and `kappa` Cohen's. A verdict that can't be read fails its row, which then counts
+    in none of them.
+    """
+
+    request_kind = RequestKind.GENERATION
+
+    judge: Judge
+    suite: GenerationSuite
+    answers: SuiteSamples | None = None
+    record: Mapping[str, Any] = field(default_factory=dict[str, Any])
+
+    @property
+    def title(self) -> str:
+        return f"{self.suite.title}-{JUDGED}"
+
+    @property
+    def needs(self) -> frozenset[Capability]:
+        return self.judge.needs
+
+    @property
+    def provenance(self) -> Mapping[str, Any]:
+        """The judge as it was loaded."""
+        return {"judge_engine": self.record}
+
+    def validate(self) -> None:
+        """Nothing: the judge and the suite are checked as they are made."""
+
+    def to_dict(self) -> dict[str, Any]:
+        return {"judge": self.judge.to_dict()}
+
+    def make_metrics(self) -> Mapping[str, Metric]:
+        worth = Mean(failed=None, largest=self.judge.range[1])
+        shares = Mean(failed=None)
+        pairs = self.judge.baseline is not None
+        return {
+            "win_rate" if pairs else "judge": worth,
+            **({"position_changed": Mean(higher_is_better=False, failed=None)} if pairs else {}),
+            **({"agreement": shares, "kappa": CohenKappa()} if self.judge.label else {}),
+        }
+
+    def samples(self, limit: int | None = None) -> Iterator[GradedSample]:
+        if self.answers is None:
+            return
+        samples, again = tee(self.suite.samples(limit))
+        answers = self.answers.at(sample.index for sample in again)
+        for sample, answer in zip(samples, answers, strict=True):
+            if answer.error is None:
+                yield self._make_sample(sample, answer)
+
+    def score(self, sample: GradedSample, answers: Sequence[GenerationOutput]) -> Score:
+        read = [self.judge.read_verdict(answer.text) for answer in answers]
+        verdicts, worths = zip(*read, strict=True)
+        worth, measures = worths[0], dict[str, Measure | None]()
+        if self.judge.baseline is not None:
+            ends = sum(self.judge.range)
+            is_stable = worths[0] == ends - worths[1]
+            worth = worths[0] if is_stable else ends / 2
+            measures["position_changed"] = Measure(float(not is_stable))
+        measures["win_rate" if "position_changed" in measures else "judge"] = Measure(worth)
+        if self.judge.label is not None:
+            label = sample.label
+            measures["agreement"] = None if label is None else Measure(float(worth == label))
+            measures["kappa"] = None if label is None else make_prediction(worth, label)
+        extracted = {"verdict": ", swapped ".join(verdicts)}
+        for name, answer in zip(("reason", "reason_swapped"), answers, strict=False):
+            extracted[name] = answer.text
+        return Score(measures, sample.prediction, extracted)
+
+    def _make_sample(self, sample: AnswerSample, answer: SampleResult) -> GradedSample:
+        prediction = str(answer.extracted.get("answer", answer.prediction or ""))
+        texts = {
+            "prompt": _to_text(sample.prompt),
+            "target": sample.target,
+            "prediction": prediction,
+        }
+        return GradedSample(
+            sample.index,
+            sample.prompt,
+            sample.target,
+            self.judge.make_requests(sample.row, texts),
+            prediction,
+            self.judge.read_label(sample.row),
+        )
+
+
+def _to_text(prompt: str | Sequence[Mapping[str, Any]]) -> str:
+    if isinstance(prompt, str):
+        return prompt
+    return "\n\n".join(f"{message['role']}: {message['content']}" for message in prompt)

@@ -1,0 +1,246 @@
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import evalution
+from evalution import Generation
+from evalution.comparison import compare, table
+from evalution.suites.judge import Judge
+from evalution_core import (
+    Capability,
+    ConfigurationError,
+    EngineRuntimeError,
+    GenerationOutput,
+    Model,
+    RequestFailure,
+    UnsupportedRequestError,
+    secret,
+)
+from evalution_enginekit.mock import Mock
+
+ROWS = [
+    {"q": f"row {i}", "a": "4", "b": "5", "person": "CORRECT" if i < 4 else "INCORRECT"}
+    for i in range(6)
+]
+RUBRIC = "{prompt}|{prediction}"
+
+
+class Panel:
+    """A scripted judge: answers by the rubric it is sent, and keeps what it was asked."""
+
+    def __init__(self, session: Any, answer: Any) -> None:
+        self.asked: list[str] = []
+        self.session = session()
+        self.session.generate = self.generate
+        self._answer = answer
+
+    def generate(self, requests: Sequence[Any], *, batch_size: int | None = None) -> list[Any]:
+        self.asked += [request.prompt for request in requests]
+        return [GenerationOutput(r.prompt, self._answer(r.prompt), r.metadata) for r in requests]
+
+
+@pytest.fixture
+def panel(scripted_session: Any) -> Any:
+    return lambda answer: Panel(scripted_session, answer)
+
+
+@pytest.fixture
+def run(scripted: Any) -> Any:
+    def call(model: Panel, graded_by: Panel, output: Path | None = None, **options: Any) -> Any:
+        made = Judge(
+            engine=scripted(graded_by.session),
+            model=Model("judge"),
+            apply_chat_template=False,
+            **{"rubric": RUBRIC, **options},
+        )
+        suite = Generation(data=ROWS, prompt="q", target="a", judge=made)
+        return evalution.run(
+            engine=scripted(model.session), model="m", tests=[suite], output=output
+        )
+
+    return call
+
+
+def answer_right(prompt: str) -> str:
+    return "4"
+
+
+def approve(prompt: str) -> str:
+    return "VERDICT: CORRECT"
+
+
+def reject_last(prompt: str) -> str:
+    return "VERDICT: INCORRECT" if "row 5" in prompt else "VERDICT: CORRECT"
+
+
+def test_grades_are_a_suite_of_their_own(run: Any, panel: Any, tmp_path: Path) -> None:
+    judge = panel(reject_last)
+    result = run(panel(answer_right), judge, tmp_path / "r", label="person")
+    assert [suite.name for suite in result.suites] == ["rows", "rows-judged"]
+    grades = result["rows-judged"]
+    assert judge.asked == [f"row {i}|4" for i in range(6)]
+    assert grades.metrics["judge"].value == pytest.approx(5 / 6)
+    assert grades.metrics["agreement"].value == pytest.approx(5 / 6)
+    assert grades.metrics["agreement"].interval == pytest.approx((0.4365, 0.9699), abs=1e-4)
+    assert grades.metrics["kappa"].value == pytest.approx(4 / 7)
+    sample = grades.samples[5]
+    assert (sample.prompt, sample.prediction, sample.metrics["judge"]) == ("row 5", "4", 0.0)
+    assert sample.extracted == {"verdict": "INCORRECT", "reason": "VERDICT: INCORRECT"}
+
+
+@pytest.mark.parametrize(
+    "change",
+    [{"rubric": "{prediction}"}, {"pattern": "(CORRECT)"}, {"scale": {"CORRECT": 2, "x": 0}}],
+)
+def test_another_judge_regenerates_no_answer(
+    run: Any, panel: Any, tmp_path: Path, change: dict[str, Any]
+) -> None:
+    run(panel(answer_right), panel(approve), tmp_path / "r")
+    again, judge = panel(answer_right), panel(approve)
+    result = run(again, judge, tmp_path / "r", **change)
+    assert again.asked == []
+    assert len(judge.asked) == (6 if "rubric" in change else 0)
+    assert result["rows"].metrics["exact_match"].value == 1.0
+    assert result["rows-judged"].metrics["judge"].n == 6
+
+
+def test_a_finished_run_of_the_same_judge_stays(run: Any, panel: Any, tmp_path: Path) -> None:
+    run(panel(answer_right), panel(approve), tmp_path / "r")
+    with pytest.raises(ConfigurationError, match="already holds a finished run"):
+        run(panel(answer_right), panel(approve), tmp_path / "r")
+
+
+def test_judging_goes_on_where_it_stopped(run: Any, panel: Any, tmp_path: Path) -> None:
+    broken = panel(approve)
+
+    def die(events: Iterator[Any]) -> Iterator[Any]:
+        yield from (next(events) for _ in range(4))
+        raise EngineRuntimeError("the judge died")
+
+    broken.session.script = die
+    with pytest.raises(EngineRuntimeError, match="the judge died"):
+        run(panel(answer_right), broken, tmp_path / "r")
+    kept = json.loads((tmp_path / "r" / "results.json").read_text(encoding="utf-8"))
+    assert (kept["status"], kept["error"]["suite"]) == ("failed", "rows-judged")
+    assert [suite["name"] for suite in kept["suites"]] == ["rows"]
+    model, judge = panel(answer_right), panel(approve)
+    result = run(model, judge, tmp_path / "r")
+    assert (model.asked, judge.asked) == ([], ["row 4|4", "row 5|4"])
+    assert result["rows-judged"].cached == 4
+
+
+def test_an_unreadable_verdict_is_a_failed_grade_and_no_zero(run: Any, panel: Any) -> None:
+    result = run(panel(answer_right), panel(lambda p: "Hm." if "row 0" in p else approve(p)))
+    grades = result["rows-judged"]
+    assert (grades.failed, grades.metrics["judge"].value, grades.metrics["judge"].n) == (1, 1.0, 5)
+    assert "finds no verdict; the judge's answer ends with 'Hm.'" in str(grades.first_failure)
+
+
+def test_a_row_without_an_answer_is_not_graded(run: Any, panel: Any, scripted_session: Any) -> None:
+    def fail_first(events: Iterator[Any]) -> Iterator[Any]:
+        key, _ = next(events)
+        yield key, RequestFailure(EngineRuntimeError("no"))
+        yield from events
+
+    model, judge = panel(answer_right), panel(approve)
+    model.session.script = fail_first
+    grades = run(model, judge)["rows-judged"]
+    assert (grades.n, grades.failed, grades.errors) == (5, 0, [])
+    assert "row 0|4" not in judge.asked
+
+
+def test_a_verdict_that_changes_with_the_order_is_a_tie(run: Any, panel: Any) -> None:
+    def prefer(prompt: str) -> str:
+        if "row 0" in prompt:
+            return "VERDICT: A"  # whatever stands first
+        return "VERDICT: A" if prompt.startswith("4") else "VERDICT: B"
+
+    options = {"baseline": "b", "rubric": "{first}|{second}|{prompt}"}
+    grades = run(panel(answer_right), panel(prefer), **options)["rows-judged"]
+    assert grades.metrics["win_rate"].value == pytest.approx(5.5 / 6)
+    assert grades.metrics["position_changed"].value == pytest.approx(1 / 6)
+    assert grades.samples[0].metrics == {"win_rate": 0.5, "position_changed": 1.0}
+
+
+def test_compare_names_another_judge(run: Any, panel: Any, tmp_path: Path) -> None:
+    for name, answer, scale in (
+        ("a", approve, None),
+        ("b", reject_last, {"CORRECT": 1, "INCORRECT": -1}),
+    ):
+        run(panel(answer_right), panel(answer), tmp_path / name, scale=scale)
+    found = compare(tmp_path / "a", tmp_path / "b")
+    remarks = list(table.list_remarks(found))
+    assert any("option judge.scale.INCORRECT: 0.0 → -1" in remark for remark in remarks)
+    assert found["rows"].options == {}
+    assert found["rows-judged"].rows.paired == 6
+
+
+class Plain(Mock):
+    capabilities = frozenset({Capability.GENERATE})
+
+
+@pytest.mark.parametrize(
+    ("judge", "message"),
+    [
+        (Judge(engine=Plain(), model=Model("m")), r"needs chat; .* of the judge's engine Plain"),
+        (Judge(engine=Mock(), model=Model("./none")), "'rows-judged': there is no model folder"),
+        (
+            Judge(engine=Mock(), model=Model("m"), rubric="{prediction}{hint}"),
+            "there is no column 'hint'",
+        ),
+    ],
+)
+def test_a_judge_that_cannot_do_it_is_refused_before_the_run(
+    panel: Any, scripted: Any, judge: Judge, message: str
+) -> None:
+    model = panel(answer_right)
+    suite = Generation(data=ROWS, prompt="q", target="a", judge=judge)
+    with pytest.raises((ConfigurationError, UnsupportedRequestError), match=message):
+        evalution.run(engine=scripted(model.session), model="m", tests=[suite])
+    assert model.asked == []
+
+
+def test_a_judge_sees_the_answer_of_a_thinking_model_without_its_thought(
+    scripted: Any, panel: Any
+) -> None:
+    judge = panel(approve)
+    made = Judge(
+        engine=scripted(judge.session),
+        model=Model("judge"),
+        rubric=RUBRIC,
+        apply_chat_template=False,
+    )
+    suite = Generation(
+        data=ROWS[:1], prompt="q", target="a", judge=made, think_end_token="</think>"
+    )
+    model = panel(lambda prompt: "Hm.</think> 4")
+    evalution.run(engine=scripted(model.session), model="m", tests=[suite])
+    assert judge.asked == ["row 0|4"]
+
+
+@dataclass(slots=True)
+class Locked(Mock):
+    key: str | None = secret()
+
+
+def test_results_hold_no_secret_of_a_judges_engine(
+    panel: Any, scripted: Any, tmp_path: Path
+) -> None:
+    suite = Generation(
+        data=ROWS,
+        prompt="q",
+        target="a",
+        judge=Judge(engine=Locked(key="sesame-open"), model=Model("m")),
+    )
+    model = panel(answer_right)
+    result = evalution.run(
+        engine=scripted(model.session), model="m", tests=[suite], output=tmp_path / "r"
+    )
+    assert result["rows-judged"].options["judge"]["engine"]["type"] == "Locked"
+    assert all(b"sesame-open" not in file.read_bytes() for file in (tmp_path / "r").iterdir())

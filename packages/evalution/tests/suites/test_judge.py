@@ -1,0 +1,128 @@
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from evalution.rows import Row
+from evalution.scoring.metrics import CohenKappa, make_prediction
+from evalution.suites.judge import RUBRIC, Judge, UnreadableVerdictError
+from evalution_core import Capability, ConfigurationError
+from evalution_enginekit.mock import Mock
+
+TEXTS = {"prompt": "2 + 2?", "target": "4", "prediction": "four"}
+
+
+def judge(**options: Any) -> Judge:
+    return Judge(engine=Mock(), **options)
+
+
+def ask(made: Judge, texts: Mapping[str, str] = TEXTS, **columns: Any) -> list[str]:
+    requests: list[Any] = made.make_requests(Row(0, "row 0", columns), texts)
+    assert all(message["role"] == "user" for r in requests for message in r.messages)
+    return [request.messages[0]["content"] for request in requests]
+
+
+@given(st.text(), st.text())
+def test_texts_stand_in_the_rubric_as_they_are(prediction: str, column: str) -> None:
+    made = judge(rubric="<{hint}|{prediction}>")
+    texts = {**TEXTS, "prediction": prediction}
+    assert ask(made, texts, hint=column, prediction="x") == [f"<{column}|{prediction}>"]
+
+
+def test_an_answer_with_template_syntax_is_not_evaluated() -> None:
+    prediction = "{target} {{ 7*7 }} {% raw %} %s"
+    texts = {**TEXTS, "prediction": prediction}
+    assert ask(judge(rubric="{prediction}"), texts) == [prediction]
+
+
+def test_without_a_rubric_the_judge_is_asked_for_correct_or_incorrect() -> None:
+    (text,) = ask(judge())
+    assert text == RUBRIC.format(**TEXTS)
+    assert judge().read_verdict("So it is.\nVERDICT: Correct") == ("Correct", 1.0)
+    assert judge().read_verdict("VERDICT: CORRECT? No.\n**Verdict:** incorrect.")[1] == 0.0
+
+
+def test_a_baseline_is_compared_in_both_orders() -> None:
+    made = judge(baseline="other", rubric="{first}|{second}")
+    assert ask(made, other="vier") == ["four|vier", "vier|four"]
+    assert made.read_verdict("VERDICT: tie") == ("tie", 0.5)
+
+
+def test_a_scale_of_numbers_bounds_the_verdict() -> None:
+    made = judge(scale=[1, 5], pattern=r"Score: (\d+)")
+    assert made.read_verdict("Score: 1 ... Score: 4") == ("4", 4.0)
+    with pytest.raises(UnreadableVerdictError, match=r"'9' isn't on the scale \(a number from 1"):
+        made.read_verdict("Score: 9")
+    with pytest.raises(UnreadableVerdictError, match="finds no verdict; the judge's answer ends"):
+        made.read_verdict("I'd say four.")
+
+
+def test_a_label_is_a_verdict_of_the_scale_or_empty() -> None:
+    made = judge(label="person")
+    found = [made.read_label(Row(0, "row 0", {"person": text})) for text in ("correct", "", None)]
+    assert found == [1.0, None, None]
+    with pytest.raises(ConfigurationError, match="row 0: column 'person' holds 'maybe'"):
+        made.read_label(Row(0, "row 0", {"person": "maybe"}))
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"rubric": "Good? {predicton}"}, r"show \{prediction\}.*did you mean 'predicton'"),
+        ({"baseline": "other", "rubric": "{first}"}, r"doesn't show \{second\}"),
+        ({"scale": [5, 1]}, r"scale is \[least, largest\].*got \[5, 1\]"),
+        ({"scale": {"yes": 1}}, r"scale is \[least, largest\]"),
+        ({"pattern": "("}, "no regular expression"),
+        ({"max_new_tokens": 0}, "max_new_tokens.*at least 1"),
+    ],
+)
+def test_a_judge_that_makes_no_sense_is_refused(options: Any, message: str) -> None:
+    with pytest.raises(ConfigurationError, match=message):
+        judge(**options)
+
+
+def test_a_judge_needs_chat_unless_its_rubric_is_a_plain_prompt() -> None:
+    assert judge().needs == {Capability.CHAT}
+    assert judge(apply_chat_template=False).needs == {Capability.GENERATE}
+
+
+def test_kappa_is_that_of_fleiss_cohen_and_everitt() -> None:
+    # Fleiss, Levin and Paik, Statistical Methods for Rates and Proportions, 3rd ed., table 18.1.
+    table = [[75, 1, 4], [5, 4, 1], [0, 0, 10]]
+    measures = [
+        make_prediction(one, other)
+        for one, row in enumerate(table)
+        for other, count in enumerate(row)
+        for _ in range(count)
+    ]
+    found = CohenKappa().estimate(measures)
+    assert found.value == pytest.approx(0.676, abs=5e-4)
+    assert found.stderr == pytest.approx(0.088, abs=5e-4)
+
+
+def test_the_error_of_kappa_is_that_of_leaving_out_each_row() -> None:
+    counts = {(0, 0): 420, (0, 1): 160, (0, 2): 20, (1, 1): 210, (1, 2): 90, (2, 2): 100}
+    pairs = [make_prediction(*pair) for pair, count in counts.items() for _ in range(count)]
+    kappa, total = CohenKappa(), len(pairs)
+    left_out: dict[tuple[int, int], Any] = {}
+    for pair in counts:
+        rest = pairs.copy()
+        rest.remove(make_prediction(*pair))
+        left_out[pair] = kappa.estimate(rest).value
+    mean = sum(left_out[pair] * count for pair, count in counts.items()) / total
+    squares = sum((left_out[pair] - mean) ** 2 * count for pair, count in counts.items())
+    jackknife = math.sqrt(squares * (total - 1) / total)
+    assert kappa.estimate(pairs).stderr == pytest.approx(jackknife, rel=2e-3)
+
+
+@pytest.mark.parametrize(
+    ("pairs", "expected"),
+    [([(1.0, 1.0)] * 5, (0.0, None, None)), ([(1.0, 1.0), (0.0, 0.0)], (1.0, 0.0, None))],
+)
+def test_kappa_of_raters_that_always_agree_has_no_interval(pairs: Any, expected: Any) -> None:
+    assert CohenKappa().estimate([make_prediction(*pair) for pair in pairs]) == expected
