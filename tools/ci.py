@@ -316,8 +316,8 @@ def run_light(stages: Stages) -> None:
     stages.run("light", ["uv", "run", "pytest"], light)
     stages.run("check", ["uv", "run", "tools/check.py"])
     site = ["uv", "run", "--only-group", "docs", "tools/docs_site.py"]
-    wheels = ["uv", "run", "pytest", "-m", "wide", "tests/test_first_commands.py"]
-    stages.run("first commands", wheels)
+    shown = ["tests/test_first_commands.py", "tests/test_recording.py"]
+    stages.run("first commands", ["uv", "run", "pytest", "-m", "wide", *shown])
     stages.run("site", site, {"UV_PROJECT_ENVIRONMENT": str(ROOT / ".venv-docs")})
     if stages.run("upstream signatures", ["uv", "run", "tools/check_upstream_api.py"]):
         drift = ["uv", "run", "pytest", "-m", "wide", "tests/test_planted_drift.py"]

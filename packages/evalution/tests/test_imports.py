@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from evalution.cli import app
+from evalution.cli.program import COMMANDS
 
 PROBE = """
 import contextlib, io, json, sys
@@ -38,11 +38,6 @@ def test_the_import_is_light(code: str) -> None:
     assert not loaded_by(code) & heavy
 
 
-COMMANDS = sorted(
-    command.name or getattr(command.callback, "__name__", "").replace("_", "-")
-    for command in app.registered_commands
-    if command.add_help_option  # those of other packages have no help before they are loaded
-)
 HEAVY = ENGINE_PARTS | {
     *("datasets", "httpx", "huggingface_hub", "jinja2", "pandas", "psutil", "pyarrow"),
     *("requests", "scipy", "transformers"),

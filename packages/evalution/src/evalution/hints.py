@@ -9,6 +9,7 @@ import sys
 from collections.abc import Generator
 from contextlib import contextmanager
 from importlib import import_module
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -73,6 +74,12 @@ BACKEND_HINT = "evalution-training"
 """The distribution that reads the section `backend` of a spec."""
 
 
+def require_extra(module: str, extra: str, purpose: str, package: str) -> None:
+    """Check that a module of an extra is there, without importing it; errors as `import_extra`."""
+    if find_spec(module) is None:
+        raise _name_extra(extra, purpose, package)
+
+
 def import_extra(module: str, extra: str, purpose: str, package: str) -> Any:
     """A module that an extra of the runner brings, imported when it is needed.
 
@@ -82,9 +89,13 @@ def import_extra(module: str, extra: str, purpose: str, package: str) -> Any:
     try:
         return import_module(module)
     except ImportError as error:
-        raise ConfigurationError(
-            f"{purpose} needs {package}, which isn't installed; pip install 'evalution[{extra}]'"
-        ) from error
+        raise _name_extra(extra, purpose, package) from error
+
+
+def _name_extra(extra: str, purpose: str, package: str) -> ConfigurationError:
+    return ConfigurationError(
+        f"{purpose} needs {package}, which isn't installed; pip install 'evalution[{extra}]'"
+    )
 
 
 class CommandHint(NamedTuple):

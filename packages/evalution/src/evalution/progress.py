@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Callable, Sequence
 from datetime import timedelta
@@ -16,6 +17,11 @@ _SHARE = 0.1
 
 Running = tuple[str, float] | None
 """A metric's name and its value so far."""
+
+
+def is_quiet() -> bool:
+    """Report whether the logger `evalution` lets no warning pass, as `--quiet` sets it."""
+    return not logging.getLogger("evalution").isEnabledFor(logging.WARNING)
 
 
 class Progress:

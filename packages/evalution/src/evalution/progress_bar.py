@@ -19,7 +19,7 @@ from rich.progress import (
 from rich.progress import Progress as Bar
 from rich.text import Text
 
-from evalution.progress import PlainProgress, Progress, Running, SuiteProgress
+from evalution.progress import PlainProgress, Progress, Running, SuiteProgress, is_quiet
 from evalution.table import make_console
 
 if TYPE_CHECKING:
@@ -141,12 +141,12 @@ class _StateColumn(ProgressColumn):
         return Text(self._progress.format_state(self._progress.find_room(self._taken)))
 
 
-def make_terminal_progress(*, is_quiet: bool = False) -> Progress:
-    """Return a progress bar on a terminal, and plain lines elsewhere; both on stderr.
+def make_terminal_progress() -> Progress:
+    """Return a progress bar on a terminal, plain lines elsewhere, nothing where it is quiet.
 
-    A terminal that can't move its cursor gets lines, and a quiet one nothing.
+    A terminal that can't move its cursor gets lines too; both are on stderr.
     """
-    if is_quiet:
+    if is_quiet():
         return Progress()
     terminal = make_console(stderr=True)
     return ProgressBar(terminal) if terminal.is_interactive else PlainProgress(sys.stderr)

@@ -27,7 +27,7 @@ def test_a_run_ends_in_a_table_and_names_its_folder(
     assert {"suite", "metric", "exact_match", "↑", "word_perplexity", "↓", "rows"} <= set(table)
     found = json.loads((folder / "out" / "results.json").read_text(encoding="utf-8"))
     assert [suite["n"] for suite in found["suites"]] == [5, 5]
-    assert "rows: 5/5" in done.stderr
+    assert "rows (suite 1 of 2): 5/5" in done.stderr
     assert "\x1b" not in done.stdout + done.stderr
 
 

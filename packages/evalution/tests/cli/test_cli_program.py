@@ -2,24 +2,17 @@
 
 from __future__ import annotations
 
+import logging
 import re
 from pathlib import Path
 from typing import Any
 
 import pytest
-import typer
-from typer.core import TyperGroup
 
-from evalution.cli import app
+from evalution.cli import program
 
 GUIDE = Path(__file__).parents[4] / "docs" / "command-line.md"
-PROGRAM = typer.main.get_command(app)
-assert isinstance(PROGRAM, TyperGroup)
-COMMANDS = [
-    name
-    for name in PROGRAM.list_commands(typer.Context(PROGRAM))
-    if PROGRAM.commands[name].add_help_option  # those of other packages are loaded first
-]
+COMMANDS = list(program.COMMANDS)
 
 
 def test_the_order_is_that_of_a_newcomer(command_line: Any) -> None:
@@ -39,9 +32,38 @@ def test_the_guide_has_every_command_and_no_other() -> None:
 def test_a_command_says_what_it_does_and_can_be_debugged(command_line: Any, command: str) -> None:
     done = command_line(command, "--help")
     assert done.returncode == 0, done.stderr
-    summary = done.stdout.split("\n\n")[1].strip()
-    assert summary.partition(".")[0]
+    summary, *further = done.stdout.split("\n\n")[1:]
+    if command != "fidelity":  # its page is that of its first command
+        assert " ".join(summary.split()) == program.COMMANDS[command].summary
     assert "--debug" in done.stdout
+    assert "-q, --quiet" in done.stdout
+    assert further[-1].startswith(f"  Examples:\n    evalution {command}")
+
+
+def test_list_of_commands_is_not_cut_and_imports_none(command_line: Any) -> None:
+    listed = " ".join(command_line("--help").stdout.split())
+    assert all(command.summary in listed for command in program.COMMANDS.values())
+
+
+def test_spec_alone_is_run(command_line: Any, spec: Any, folder: Path) -> None:
+    done = command_line(spec(folder), "--limit", "2", "--output", "out")
+    assert done.returncode == 0, done.stderr
+    assert "results: out" in done.stdout
+    assert "there is no spec file none.yml" in command_line("none.yml").stderr
+
+
+def test_quiet_run_prints_its_results_alone_and_verbose_one_its_settings(
+    command_line: Any, spec: Any, folder: Path
+) -> None:
+    words = ("run", spec(folder), "--limit", "1")
+    quiet = command_line(*words, "-q", "--output", "quiet")
+    assert quiet.stderr == ""
+    assert "results: quiet" in quiet.stdout
+    assert "model ready" in command_line(*words, "--output", "plain").stderr
+    assert not logging.getLogger("evalution").isEnabledFor(logging.INFO)
+    command_line(*words, "-v", "--output", "verbose")
+    assert logging.getLogger("evalution").isEnabledFor(logging.INFO)
+    assert "take one" in command_line(*words, "-qv").stderr
 
 
 def test_a_parity_spec_is_checked_on_both_sides(command_line: Any, spec: Any, folder: Path) -> None:

@@ -110,7 +110,7 @@ def test_broken_command_hurts_itself_alone(evalution: CommandLine) -> None:
 
 @pytest.mark.usefixtures("plugins")
 def test_package_can_not_replace_the_runners_own_commands(evalution: CommandLine) -> None:
-    assert "Run a spec" in evalution("run", "--help").stdout
+    assert "Run suites or a spec" in evalution("run", "--help").stdout
 
 
 @pytest.mark.usefixtures("plugins")

@@ -15,6 +15,7 @@ from evalution.rows.local import Rows
 
 FAMILIES = (
     "glue hellaswag piqa arc winogrande super_glue mmlu lambada wikitext gsm8k gsm8k_platinum"
+    " hendrycks_math minerva_math"
 )
 ROWS = Path(__file__).parents[1] / "data" / "rows"
 

@@ -12,10 +12,10 @@ from collections.abc import Callable
 from functools import wraps
 from typing import Any
 
-import typer
+import typer  # noqa: TC002 - it evaluates the annotations
 
 from evalution.cli.errors import report_errors
-from evalution.cli.options import HELP_OPTIONS
+from evalution.cli.options import Command, make_app
 from evalution.hints import COMMAND_HINTS
 from evalution_core import ConfigurationError, EvalutionError
 from evalution_core.plugins import PluginEntry, PluginRegistry
@@ -103,14 +103,8 @@ def _load_command(verb: str, entries: _Entries) -> typer.Typer:
         raise ConfigurationError(
             f"the command {verb!r} comes from {sources}; uninstall all of them but one"
         )
-    app = typer.Typer(
-        name=verb,
-        context_settings=HELP_OPTIONS,
-        add_completion=False,
-        pretty_exceptions_enable=False,
-        rich_markup_mode=None,
-    )
-    app.command(verb)(_wrap_errors(entries[0].load()))
+    app = make_app(verb, add_completion=False)
+    app.command(verb, cls=Command)(_wrap_errors(entries[0].load()))
     return app
 
 

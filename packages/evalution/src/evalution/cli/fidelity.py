@@ -9,7 +9,7 @@ import typer
 from typer.core import TyperGroup
 
 from evalution.cli.errors import report_errors
-from evalution.cli.options import HELP_OPTIONS, DebugOption, JsonOption
+from evalution.cli.options import Command, DebugOption, JsonOption, make_app
 from evalution.hints import import_extra
 from evalution.progress_bar import make_terminal_progress
 from evalution.results import to_json
@@ -33,12 +33,10 @@ class _MeasuresByDefault(TyperGroup):
         return super().parse_args(ctx, args if is_command else [_COMPARE, *args])
 
 
-app = typer.Typer(
-    name="fidelity",
+fidelity = make_app(
+    "fidelity",
     cls=_MeasuresByDefault,
-    context_settings=HELP_OPTIONS,
-    rich_markup_mode=None,
-    pretty_exceptions_enable=False,
+    add_completion=False,
     help="Measure how far a way of serving a model is from a reference.",
 )
 
@@ -71,7 +69,7 @@ FolderOption = Annotated[
 ]
 
 
-@app.command(_COMPARE)
+@fidelity.command(_COMPARE, cls=Command)
 def compare(
     reference: Annotated[
         str, typer.Argument(metavar="REFERENCE", help="What is right: a spec, or a recording.")
@@ -117,7 +115,7 @@ def compare(
         _show(found, written, as_json=as_json)
 
 
-@app.command("record")
+@fidelity.command("record", cls=Command)
 def record(
     reference: Annotated[str, typer.Argument(metavar="REFERENCE", help="The spec to record.")],
     output: Annotated[

@@ -75,7 +75,7 @@ def run(
     ] = None,
     debug: DebugOption = False,
 ) -> None:
-    """Run a spec: progress, a table of scores, and a run folder."""
+    """Run suites or a spec: progress, a table of scores, and a run folder."""
     with report_errors(debug=debug):
         _check_choice(output, fresh=fresh, retry_failed=retry_failed)
         loaded = load_spec(spec)

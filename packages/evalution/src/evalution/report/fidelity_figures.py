@@ -82,7 +82,6 @@ def _draw_suites(suites: Sequence[SuiteFidelity], name: str) -> list[Figure]:
         list(lines.values()),
         points,
         _SIDES[: len(sides)],
-        is_of_one_metric=True,
     )
     notes = (_describe_bound(suites[0].candidate), figure.note)
     note = " ".join(note for note in notes if note)

@@ -5,24 +5,26 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from evalution.comparison.comparison import compare_samples, find_flipped_rows
+from evalution.comparison.comparison import find_flipped_rows
 from evalution.fidelity.result import FidelityResult
 from evalution.fidelity.store import FIDELITY_FILE
 from evalution.parity.result import PARITY_FILE, ParityResult
-from evalution.report.differences import differences_to_first, make_difference_figures
+from evalution.report.documents import (
+    ReportRun,
+    compare_all,
+    make_detail_document,
+    make_run_document,
+)
 from evalution.report.fidelity import FidelityView, make_candidate_groups, make_fidelity_view
-from evalution.report.figures import make_curve_figures, make_score_figures
-from evalution.report.overview import list_run_conditions, list_suite_conditions, make_run_overview
 from evalution.report.parity import ParityView, make_parity_view
-from evalution.report.rendering import RunLabel, label_runs, load_assets, render
-from evalution.report.samples import make_sample_payload
-from evalution.report.scores import collect_suite_scores
+from evalution.report.rendering import RunLabel, label_runs, render
+from evalution.report.samples import embed_samples
+from evalution.report.view_page import render_page
 from evalution.results import RunResult
-from evalution.runs.reader import RunSamples, read_run
+from evalution.runs.reader import read_run
 from evalution.runs.store import RESULTS
 from evalution.user_input import find_count_problem, format_value, parse_path
 from evalution_core import ConfigurationError
@@ -91,7 +93,7 @@ def write_report(
 
     Raises:
         ConfigurationError: there is no run, a number is out of range, a file of samples is damaged,
-            the page can't be written, or the extra `[report]` isn't installed.
+            the page can't be written, or the extra `[report]` isn't installed, which parity and fidelity need.
     """
     if not (runs or parity or fidelity):
         raise ConfigurationError(
@@ -124,46 +126,42 @@ def _render_page(
     measurements: Sequence[FidelityResult],
     samples_per_suite: int,
 ) -> str:
-    samples = [RunSamples(run) for run in runs]
     labels = label_runs(runs)
-    letters = [label.letter for label in labels]
-    suites = collect_suite_scores(runs, letters)
-    scores = make_score_figures(suites, labels)
-    compared = [compare_samples(samples[0], other) for other in samples[1:]]
-    differences = differences_to_first(compared, labels)
-    gaps = make_difference_figures(differences, labels)
-    payload = None
-    if samples_per_suite:
-        flipped = find_flipped_rows(compared)
-        payload = make_sample_payload(suites, samples, letters, samples_per_suite, flipped)
     parity = [make_parity_view(check, position) for position, check in enumerate(checks)]
     fidelity = [make_fidelity_view(found, position) for position, found in enumerate(measurements)]
     candidates = list(make_candidate_groups(measurements))
-    curves = make_curve_figures(suites, [run.step for run in runs])
     views = (*parity, *candidates, *fidelity)
-    figures = [*curves, *scores, *gaps, *(figure for view in views for figure in view.figures)]
-    values: Mapping[str, Any] = {
-        "title": _make_title(labels, parity, fidelity),
-        "made_by": f"evalution {version('evalution')}",
-        "labels": labels,
-        "runs": [
-            make_run_overview(run, label, runs[0]) for run, label in zip(runs, labels, strict=True)
-        ],
-        "suites": suites,
-        "curves": curves,
-        "figures": scores,
-        "differences": differences,
-        "difference_figures": gaps,
-        "parity": parity,
-        "fidelity": fidelity,
-        "candidates": candidates,
-        "figures_data": {figure.name: figure for figure in figures},
-        "samples": payload,
-        "conditions": list_run_conditions(runs),
-        "suite_conditions": list_suite_conditions(runs),
-        "assets": load_assets(with_figures=bool(figures)),
+    sections = [("Parity", parity), ("Candidates", candidates), ("Fidelity", fidelity)]
+    heading = _make_title(labels, parity, fidelity)
+    page = render_page(
+        heading,
+        f"{heading} – Evalution report",
+        documents=make_documents(runs, labels, samples_per_suite) if runs else None,
+        figures={figure.name: figure for view in views for figure in view.figures},
+        sections="".join(
+            render(f"{name}.html.j2", {"parity": parity, "candidates": candidates, "fidelity": fidelity})
+            for name, found in (("parity", parity), ("fidelity", fidelity))
+            if found
+        ),
+        links=[(f"#{name.lower()}", name) for name, found in sections if found],
+    )
+    return page.html
+
+
+def make_documents(
+    runs: Sequence[RunResult], labels: Sequence[RunLabel], samples_per_suite: int
+) -> Mapping[str, Any]:
+    """Return all that the scripts of a page without a server read."""
+    found = [ReportRun(run, label) for run, label in zip(runs, labels, strict=True)]
+    comparisons, to_first = compare_all(found)
+    held = embed_samples(found, samples_per_suite, find_flipped_rows(to_first))
+    return {
+        "runs": {"runs": [make_run_document(run) for run in found]},
+        "details": {run.label.letter: make_detail_document(run, runs[0]) for run in found},
+        "comparisons": comparisons,
+        "samples": held.rows,
+        "counts": held.counts,
     }
-    return render("page.html.j2", values)
 
 
 def _make_title(

@@ -1,65 +1,19 @@
-"""Numbers as a reader sees them."""
+"""Names of runs on a page, settings as texts, and the templates of its sections."""
 
 from __future__ import annotations
 
-import base64
-import hashlib
 import json
-import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from importlib.resources import files
 from string import ascii_uppercase
 from typing import Any, cast
 
 from evalution.hints import import_extra
 from evalution.redaction import mask_text
-from evalution.results import RunResult, to_json
+from evalution.results import RunResult
 from evalution_core.redaction import redact
 
-_FROM_HERE_IN_DIGITS = 1000
-_LEAST_CHANCE_SHOWN = 0.0001
-_LEAST_DIFFERENCE_SHOWN = 0.00005
-_MINUTE = 60
-_HOUR = 3600
 ABSENT = "–"
-
-
-def format_score(value: float | None) -> str:
-    """A score in four decimals, or in six digits from a thousand on; a dash for None."""
-    if value is None:
-        return ABSENT
-    if not math.isfinite(value):
-        return str(value).replace("inf", "∞").replace("-", "−")
-    text = f"{value:.4f}" if abs(value) < _FROM_HERE_IN_DIGITS else f"{value:.6g}"
-    return text.replace("-", "−")
-
-
-def format_difference(value: float | None) -> str:
-    """A difference as `format_score` shows it, with its sign; a tiny one is never shown as zero."""
-    if value is None or not value:
-        return format_score(value)
-    if abs(value) < _LEAST_DIFFERENCE_SHOWN:
-        return f"{value:+.0e}".replace("-", "−")
-    return f"+{format_score(value)}" if value > 0 else format_score(value)
-
-
-def format_chance(p_value: float | None) -> str:
-    """A p-value in as many digits as mean something."""
-    if p_value is None:
-        return ABSENT
-    return "< 0.0001" if p_value < _LEAST_CHANCE_SHOWN else f"{p_value:.4f}"
-
-
-def format_duration(seconds: float | None) -> str:
-    """A duration in the two largest units."""
-    if seconds is None:
-        return ABSENT
-    if seconds < _MINUTE:
-        return f"{seconds:.1f} s"
-    if seconds < _HOUR:
-        return f"{seconds // _MINUTE:.0f} min {int(seconds % _MINUTE)} s"
-    return f"{seconds // _HOUR:.0f} h {seconds % _HOUR // _MINUTE:.0f} min"
 
 
 _DISTINCTIONS_SHOWN = 4
@@ -169,79 +123,20 @@ def _format_text(value: object) -> str:
 
 
 _PACKAGE = "evalution.report"
-_STYLES = ("report.css", "fidelity.css", "browser.css", "print.css")
-_CHARTS = ("vendor/d3.min.js", "vendor/plot.umd.min.js")
-_SCRIPTS = ("figures.js", "sample_rows.js", "sample_view.js", "sample_browser.js")
 
 
-@dataclass(frozen=True, slots=True)
-class Assets:
-    """The style and the scripts of a page, as they stand in it."""
-
-    style: str
-    scripts: tuple[str, ...]
-
-    @property
-    def policy(self) -> str:
-        """The Content-Security-Policy: nothing is fetched, and only these scripts may run.
-
-        Figures hold styles of their own.
-        """
-        hashes = " ".join(f"'sha256-{_hash_script(script)}'" for script in self.scripts)
-        return (
-            f"default-src 'none'; script-src {hashes}; style-src 'unsafe-inline'; "
-            "img-src data:; base-uri 'none'; form-action 'none'"
-        )
-
-
-def load_assets(*, with_figures: bool) -> Assets:
-    """Return the page's own assets, after the chart library where there is something to draw."""
-    folder = files(_PACKAGE) / "assets"
-    names = [*(_CHARTS if with_figures else ()), *_SCRIPTS]
-    found = [(folder / name).read_text(encoding="utf-8") for name in names]
-    scripts = tuple(map(_normalize_line_ends, found))
-    styles = [(folder / name).read_text(encoding="utf-8") for name in _STYLES]
-    return Assets("\n".join(styles), scripts)
-
-
-def render(template: str, values: Mapping[str, Any], *, package: str = _PACKAGE) -> str:
-    """A template filled in; every value is escaped unless it is `Markup`, `tojson` is strict.
-
-    Args:
-        template: its name in the folder `templates` of `package`, or of this one: another package's
-            page extends `frame.html.j2`.
-        values: what it shows.
-        package: whose template it is.
+def render(template: str, values: Mapping[str, Any]) -> str:
+    """Return a template filled in; every value is escaped.
 
     Raises:
         ConfigurationError: Jinja isn't installed.
     """
-    jinja = _import_library("jinja2")
-    folders = [jinja.PackageLoader(name) for name in dict.fromkeys((package, _PACKAGE))]
+    jinja = import_extra("jinja2", "report", "this report", "jinja2")
     environment = jinja.Environment(
-        loader=jinja.ChoiceLoader(folders),
+        loader=jinja.PackageLoader(_PACKAGE),
         autoescape=True,
         undefined=jinja.StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    environment.policies |= {"json.dumps_function": to_json, "json.dumps_kwargs": {}}
-    environment.filters |= {
-        "score": format_score,
-        "signed": format_difference,
-        "chance": format_chance,
-    }
     return str(environment.get_template(template).render(values))
-
-
-def _import_library(module: str) -> Any:
-    return import_extra(module, "report", "a report", module.split(".")[0])
-
-
-def _normalize_line_ends(script: str) -> str:
-    """The text whose hash a browser takes: HTML has one kind of line break."""
-    return script.replace("\r\n", "\n").replace("\r", "\n")
-
-
-def _hash_script(script: str) -> str:
-    return base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()

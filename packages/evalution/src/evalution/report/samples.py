@@ -1,105 +1,72 @@
-"""Samples in the page: the choice of rows, and the data that the script reads."""
+"""Samples in a report: the choice of rows, and the documents that the page's script reads."""
 
 from __future__ import annotations
 
+import math
 import random
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from typing import Any, cast
 
-from evalution.comparison.comparison import is_binary
 from evalution.redaction import mask_text
-from evalution.report.scores import SuiteScores
+from evalution.report.documents import ReportRun
 from evalution.results import SampleResult, SuiteResult, to_json
-from evalution.runs.reader import RunSamples
-from evalution.samples import KeptSamples, SampleColumns, SuiteSamples
+from evalution.sample_columns import SampleColumns
 
 BUDGET_BYTES = 22_000_000
 """Of all samples together."""
 
 _TEXT_LIMIT = 12_000
 _TEXT_HEAD = 4_000
-_ESCAPED, _ESCAPE = "<>&'", 5
+_ESCAPED, _ESCAPE = "<>&", 5
 """Characters that a page holds as `\\u003c` and the like, and the bytes that this adds."""
+_SHARED = ("prompt", "messages", "target")
 
 
 @dataclass(frozen=True, slots=True)
-class SampleCount:
-    """Number of a suite's rows that the page holds."""
+class EmbeddedSamples:
+    """Rows of a report by suite, each `{index, shared, runs}`, and how many the runs have.
 
-    suite: str
-    embedded: int
-    total: int
-
-
-@dataclass(frozen=True, slots=True)
-class SamplePayload:
-    """The data of the sample browser, and how much of each suite it holds.
-
-    `data` is `{runs: [letter], suites: [{name, metrics: [{name, higher, binary}], rows}]}`. A row
-    is `[index, prompt, target, cells]` with a cell a run, null where the run hasn't got the row;
-    `_make_cell` documents a cell.
+    `runs` holds a sample document a run, null where the run hasn't got the row; what all of them
+    have in common stands in `shared`, and what is empty is left out.
     """
 
-    data: Mapping[str, Any]
-    counts: Sequence[SampleCount]
+    rows: Mapping[str, list[dict[str, Any]]]
+    counts: Mapping[str, int]
 
     @property
-    def embedded(self) -> int:
-        return sum(count.embedded for count in self.counts)
-
-    @property
-    def total(self) -> int:
-        return sum(count.total for count in self.counts)
-
-    @property
-    def cut(self) -> list[SampleCount]:
-        """The suites of which the page doesn't hold every row."""
-        return [count for count in self.counts if count.embedded < count.total]
+    def cut(self) -> dict[str, tuple[int, int]]:
+        """Numbers of rows held and there are, of the suites that aren't held whole."""
+        held = {suite: len(rows) for suite, rows in self.rows.items()}
+        return {name: (held[name], all_) for name, all_ in self.counts.items() if held[name] < all_}
 
 
-def make_sample_payload(
-    suites: Sequence[SuiteScores],
-    runs: Sequence[RunSamples],
-    letters: Sequence[str],
-    samples_per_suite: int,
-    flipped: Mapping[str, Collection[int]],
-) -> SamplePayload | None:
-    """Return the samples of all suites; None if no run kept any.
+def embed_samples(
+    runs: Sequence[ReportRun], samples_per_suite: int, flipped: Mapping[str, Collection[int]]
+) -> EmbeddedSamples:
+    """Return the samples of all suites.
 
     Args:
-        suites: their scores in all runs.
-        runs: the samples of each run.
-        letters: one for each run.
+        runs: those of the report.
         samples_per_suite: rows of each suite at most.
         flipped: by suite, the rows that are right in one run and wrong in another.
     """
-    documents: list[dict[str, Any]] = []
-    counts: list[SampleCount] = []
+    rows: dict[str, list[dict[str, Any]]] = {}
+    counts: dict[str, int] = {}
+    names = list(dict.fromkeys(suite.name for run in runs for suite in run.suites))
     left = BUDGET_BYTES
-    for position, suite in enumerate(suites):
-        share = left // (len(suites) - position)
-        sides = list(zip(runs, suite.runs, strict=True))
-        columns = [_read_columns(run, side) for run, side in sides]
-        order = order_rows(columns, flipped.get(suite.name, ()))
-        samples = [KeptSamples([]) if side is None else run.of(side) for run, side in sides]
-        names = [row.name for row in suite.rows]
-        rows, size = _take_rows(samples, islice(order, samples_per_suite), names, share)
-        left -= size
-        metrics = [
-            {
-                "name": row.name,
-                "higher": row.higher_is_better,
-                "binary": _is_binary(row.name, columns),
-            }
-            for row in suite.rows
+    for position, name in enumerate(names):
+        sides = [
+            (run, next((suite for suite in run.suites if suite.name == name), None)) for run in runs
         ]
-        documents.append({"name": suite.name, "metrics": metrics, "rows": rows})
-        counts.append(SampleCount(suite.name, len(rows), len(order)))
-    if not any(count.total for count in counts):
-        return None
-    return SamplePayload({"runs": list(letters), "suites": documents}, counts)
+        columns = [run.columns(suite) for run, suite in sides if suite is not None]
+        order = order_rows(columns, flipped.get(name, ()))
+        share = left // (len(names) - position)
+        rows[name], used = _take_rows(sides, islice(order, samples_per_suite), share)
+        left -= used
+        counts[name] = len(order)
+    return EmbeddedSamples(rows, counts)
 
 
 def order_rows(columns: Sequence[SampleColumns], flipped: Collection[int]) -> list[int]:
@@ -120,55 +87,106 @@ def order_rows(columns: Sequence[SampleColumns], flipped: Collection[int]) -> li
     return [*first, *others]
 
 
-def _is_binary(metric: str, columns: Sequence[SampleColumns]) -> bool:
-    values = [column.metrics[metric] for column in columns if metric in column.metrics]
-    return bool(values) and all(map(is_binary, values))
-
-
-def _read_columns(run: RunSamples, suite: SuiteResult | None) -> SampleColumns:
-    return SampleColumns([]) if suite is None else run.columns(suite)
+_Side = tuple[ReportRun, SuiteResult | None]
 
 
 def _take_rows(
-    samples: Sequence[SuiteSamples], wanted: Iterable[int], metrics: Sequence[str], budget: int
-) -> tuple[list[list[Any]], int]:
+    sides: Sequence[_Side], wanted: Iterable[int], budget: int
+) -> tuple[list[dict[str, Any]], int]:
     """Return rows by their numbers until the budget of bytes is spent, and their size."""
-    chosen: list[list[Any]] = []
+    stored = [(run, None if suite is None else run.samples.of(suite), suite) for run, suite in sides]
+    judges = [None if suite is None else run.judge(suite) for run, suite in sides]
+    chosen: list[dict[str, Any]] = []
     used = 0
     for index in wanted:
-        row = [next(side.at([index])) if index in side else None for side in samples]
-        found = _make_row(index, row, metrics)
-        text = to_json(found)
+        samples = {
+            run.label.letter: (next(iter(held.at([index]))), judged)
+            for (run, held, _), judged in zip(stored, judges, strict=True)
+            if held is not None and index in held
+        }
+        row = _make_row(index, samples)
+        text = to_json(row)
         size = len(text.encode()) + _ESCAPE * sum(text.count(character) for character in _ESCAPED)
         if used + size > budget:
             break
         used += size
-        chosen.append(found)
-    return sorted(chosen, key=lambda row: row[0]), used
+        chosen.append(row)
+    return sorted(chosen, key=lambda row: row["index"]), used
 
 
-def _make_row(index: int, row: Sequence[SampleResult | None], metrics: Sequence[str]) -> list[Any]:
-    first = next(sample for sample in row if sample is not None)
-    cells = [None if sample is None else _make_cell(sample, first, metrics) for sample in row]
-    return [index, _cut_texts(first.prompt), _cut_texts(first.target), cells]
+def _make_row(
+    index: int, samples: Mapping[str, tuple[SampleResult, tuple[str, float] | None]]
+) -> dict[str, Any]:
+    found = {letter: make_sample(*each) for letter, each in samples.items()}
+    first = next(iter(found.values()))
+    shared = {name: first[name] for name in _SHARED}
+    runs = {
+        letter: {
+            name: value
+            for name, value in sample.items()
+            if name not in shared or value != shared[name]
+        }
+        for letter, sample in found.items()
+    }
+    return {"index": index, "shared": shared, "runs": runs}
 
 
-def _make_cell(sample: SampleResult, first: SampleResult, metrics: Sequence[str]) -> dict[str, Any]:
-    """p: prediction, x: extracted, m: the metrics' values, t: tokens, e: error.
+def make_sample(sample: SampleResult, judged: tuple[str, float] | None) -> dict[str, Any]:
+    """Return a sample document without its place, long texts cut in their middle.
 
-    q and g are the prompt and the target where they aren't those of the row's first run. What is
-    empty is left out.
+    Args:
+        sample: it.
+        judged: the metric that judges it, and its value where it is right.
     """
-    cell: dict[str, Any] = {"m": [sample.metrics.get(name) for name in metrics]}
-    parts: Iterable[tuple[str, Any]] = (
-        ("p", sample.prediction),
-        ("x", sample.extracted or None),
-        ("t", sample.tokens or None),
-        ("e", None if sample.error is None else mask_text(sample.error)),
-        ("q", sample.prompt if sample.prompt != first.prompt else None),
-        ("g", sample.target if sample.target != first.target else None),
-    )
-    return cell | {name: _cut_texts(value) for name, value in parts if value is not None}
+    value = sample.metrics.get(judged[0]) if judged else None
+    is_text = sample.prompt is None or isinstance(sample.prompt, str)
+    made = {
+        "prompt": sample.prompt if is_text else None,
+        "messages": None if is_text else list(_list_messages(cast(Any, sample.prompt))),
+        "target": sample.target,
+        "prediction": sample.prediction,
+        "extracted": {} if _has_choices(sample) else dict(sample.extracted),
+        "choices": list(_list_choices(sample)),
+        "metrics": dict(sample.metrics),
+        "right": None if value is None or judged is None else value == judged[1],
+        "counts": dict(sample.tokens),
+        "tokens": None,
+        "error": None if sample.error is None else mask_text(sample.error),
+    }
+    return cast("dict[str, Any]", _cut_texts(made))
+
+
+def _list_messages(prompt: Sequence[Mapping[str, Any]]) -> Iterator[dict[str, str]]:
+    for message in prompt:
+        content = message.get("content")
+        text = content if isinstance(content, str) else to_json(content)
+        yield {"role": str(message.get("role", "")), "content": text}
+
+
+def _has_choices(sample: SampleResult) -> bool:
+    return isinstance(sample.extracted.get("logprobs"), list)
+
+
+def _list_choices(sample: SampleResult) -> Iterator[dict[str, Any]]:
+    """Yield the choices with their softmax; nothing for a sample that has none."""
+    if not _has_choices(sample):
+        return
+    logprobs = cast("list[float | None]", sample.extracted["logprobs"])
+    known = [value for value in logprobs if value is not None]
+    top = max(known, default=0.0)
+    total = sum(math.exp(value - top) for value in known) or 1.0
+    texts = cast("list[str]", sample.extracted.get("choices") or [None] * len(logprobs))
+    for place, (text, logprob) in enumerate(zip(texts, logprobs, strict=True)):
+        yield {
+            "text": text,
+            "logprob": logprob,
+            "probability": None if logprob is None else math.exp(logprob - top) / total,
+            "is_target": sample.extracted.get("gold") == place,
+            "chosen_by": [
+                name for name in ("acc", "acc_norm") if sample.extracted.get(name) == place
+            ],
+            "tokens": None,
+        }
 
 
 def _cut_texts(value: Any) -> Any:

@@ -25,6 +25,11 @@ class Step:
         validate_options(self)
 
 
+def describe_step(kind: type) -> str:
+    """Return the docstring of a kind of steps in one line."""
+    return " ".join((kind.__doc__ or "").split())
+
+
 S = TypeVar("S")
 
 
@@ -58,7 +63,7 @@ class StepKinds(Generic[S]):
 
     def describe(self) -> dict[str, str]:
         """Return the docstring of each in one line, by name."""
-        return {name: " ".join((kind.__doc__ or "").split()) for name, kind in self.kinds.items()}
+        return {name: describe_step(kind) for name, kind in self.kinds.items()}
 
     def is_declared(self, declared: object) -> bool:
         """Report whether it is one step: a finished one, a known name, or that with its options."""

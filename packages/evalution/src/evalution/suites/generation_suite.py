@@ -22,6 +22,7 @@ from evalution.scoring.filters import (
     split_reasoning,
 )
 from evalution.scoring.metrics import Mean, Measure, Metric, Score
+from evalution.scoring.steps import describe_step
 from evalution.scoring.text_metrics import (
     NEAR_MISSES,
     RIGHT,
@@ -66,6 +67,7 @@ class GenerationSuite(PromptedSuite[AnswerSample, GenerationOutput]):
 
     Each pipeline of `pipelines` runs on the model's text and gives a metric of its name;
     `reference_filters` run on `answer_text`. Nothing else is changed, not even spaces at the ends.
+    Each of `text_metrics` judges the whole text, by its own rule.
     Decoding is greedy and ends at a `stop` or after `max_new_tokens`.
 
     With a `think_end_token`, such as `</think>`, the answer is what follows the first one, without
@@ -78,6 +80,7 @@ class GenerationSuite(PromptedSuite[AnswerSample, GenerationOutput]):
     request_kind = RequestKind.GENERATION
     pipelines: ClassVar[Mapping[str, Sequence[Filter]]] = {EXACT_MATCH: ()}
     reference_filters: ClassVar[Sequence[Filter]] = ()
+    text_metrics: ClassVar[Sequence[TextMetric]] = ()
 
     max_new_tokens: Annotated[
         int, Field(ge=1, le=LARGEST, description="Tokens of an answer at most, reasoning included.")
@@ -103,11 +106,13 @@ class GenerationSuite(PromptedSuite[AnswerSample, GenerationOutput]):
     @property
     def gradings(self) -> Mapping[str, Grading]:
         """The judgements of an answer, by the name of the metric in results."""
-        return {name: Grading(steps, _EXACT_MATCH) for name, steps in self.pipelines.items()}
+        filtered = {name: Grading(steps, _EXACT_MATCH) for name, steps in self.pipelines.items()}
+        return filtered | {metric.name: Grading((), metric) for metric in self.text_metrics}
 
     @classmethod
     def describe_metrics(cls) -> Mapping[str, str]:
-        return dict.fromkeys(cls.pipelines, "The answer, after its filters, equals the target.")
+        equal = dict.fromkeys(cls.pipelines, "The answer, after its filters, equals the target.")
+        return equal | {metric.name: describe_step(type(metric)) for metric in cls.text_metrics}
 
     def make_metrics(self) -> Mapping[str, Metric]:
         return {name: Mean(largest=one.metric.largest) for name, one in self.gradings.items()}
@@ -129,7 +134,7 @@ class GenerationSuite(PromptedSuite[AnswerSample, GenerationOutput]):
     def score(self, sample: AnswerSample, answers: Sequence[GenerationOutput]) -> Score:
         written = answers[0]
         if self.think_end_token is None:
-            return self._score(sample, written.text, written.text)
+            return self.grade_answer(sample, written.text, written.text)
         is_cut_off = written.finish_reason == "length"
         # Templates put blank lines behind the token; one that is blank itself is taken as it is.
         closing = self.think_end_token.rstrip() or self.think_end_token
@@ -140,7 +145,7 @@ class GenerationSuite(PromptedSuite[AnswerSample, GenerationOutput]):
             is_cut_off=is_cut_off,
             is_closed=written.prompt.rstrip().endswith(closing),
         )
-        score = self._score(sample, written.text, reply.answer)
+        score = self.grade_answer(sample, written.text, reply.answer)
         taken = {"answer": reply.answer, "reasoning": reply.reasoning.value}
         score.extracted = {**taken, **score.extracted}
         if remark := self._remark(reply, is_cut_off=is_cut_off):
@@ -153,7 +158,8 @@ class GenerationSuite(PromptedSuite[AnswerSample, GenerationOutput]):
         yield from super().list_notices(others, samples)
         yield from describe_near_misses(remarks, samples)
 
-    def _score(self, sample: AnswerSample, text: str, answer: str) -> Score:
+    def grade_answer(self, sample: AnswerSample, text: str, answer: str) -> Score:
+        """Return the score of an answer; `text` is all that was written, a thought included."""
         extracted: dict[str, str] = {}
         measures: dict[str, Measure] = {}
         remarks: list[str] = []
@@ -162,7 +168,7 @@ class GenerationSuite(PromptedSuite[AnswerSample, GenerationOutput]):
             found = extracted[name] = metric.extract(filtered)
             worth = metric.grade(found, sample.expected)
             measures[name] = Measure(worth)
-            if name == EXACT_MATCH:
+            if name == EXACT_MATCH and isinstance(metric, ExactMatch):
                 remarks = [RIGHT] if worth else find_near_misses(filtered, sample.expected)
         return Score(measures, text, extracted, remarks)
 

@@ -164,6 +164,46 @@ def standard_lambada(chance: Random, index: int) -> Row:
     return {**lambada(chance, index), "domain": "News"}
 
 
+RESULTS = [
+    (r"\frac{3}{4}", "3/4"),
+    (r"\dfrac{1}{2}", "0.5"),
+    (r"12\sqrt{3}", r"12\sqrt3"),
+    ("[2,5)", "[2, 5)"),
+    ("(1,-2)", "(1, -2)"),
+    ("x=5", "5"),
+    (r"45^\circ", "45"),
+    ("1,000", "1000"),
+    (r"\$32.50", "32.50"),
+    (r"\frac{x+1}{2}", r"\frac{1+x}{2}"),
+    (r"2\pi \text{ cm}", r"2\pi"),
+    (r"30\%", "30"),
+    (r"\text{Evelyn}", "Evelyn"),
+    (r"-\frac{2}{3}", "-2/3"),
+    (r"\begin{pmatrix} 1 \\ 2 \end{pmatrix}", r"\begin{pmatrix}1\\2\end{pmatrix}"),
+    ("x^2-4", "(x-2)(x+2)"),
+    (r"\sqrt[3]{9}", "9^{1/3}"),
+    ("6", "six"),
+    (r"\{1,2\}", r"\{2,1\}"),
+    ("p - q", "-q+p"),
+    (".25", r"\frac14"),
+    (r"\frac35", r"\frac{3}{5} \text{ m} \text{ or so}"),
+]
+"""Results of problems, each with a spelling that may or may not be taken for the same."""
+
+
+def math500(chance: Random, index: int) -> Row:
+    result, _ = RESULTS[index % len(RESULTS)]
+    box = f"\\boxed {result}$" if index == 17 else f"\\boxed{{{result}}}$"
+    return {
+        "problem": f"Problem number {index}: {sentence(chance, index)} Find $x$.",
+        "solution": f"We add $\\frac{{1}}{{{index + 2}}}$ to \\fbox{{all}} and get ${box}.",
+        "answer": result,
+        "subject": "Algebra",
+        "level": 1 + index % 5,
+        "unique_id": f"test/algebra/{index}.json",
+    }
+
+
 GLUE: dict[str, tuple[Maker, str]] = {
     "sst2": (single, "validation"),
     "cola": (single, "validation"),
@@ -191,6 +231,7 @@ TASKS: dict[str, tuple[Maker, dict[str, int]]] = {
     "wikitext": (wikitext, {"train": 2, "validation": 2, "test": 20}),
     "gsm8k": (gsm8k, {"train": 12, "test": 21}),
     "gsm8k_platinum": (platinum, {"test": 21}),
+    "math500": (math500, {"test": 23}),
 }
 
 

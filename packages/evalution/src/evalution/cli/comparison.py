@@ -1,0 +1,106 @@
+"""`evalution compare` and `evalution report`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from evalution import comparison
+from evalution.cli.errors import report_errors
+from evalution.cli.options import DebugOption, JsonOption
+from evalution.comparison import table
+from evalution.fidelity import candidates
+from evalution.fidelity.store import FIDELITY_FILE, read_fidelity
+from evalution.results import to_json
+from evalution.runs.reader import read_run
+from evalution.table import make_console
+from evalution.user_input import parse_path
+from evalution_core import ConfigurationError
+
+_FLIPS_SHOWN = 10
+
+
+def compare(
+    left: Annotated[
+        str, typer.Argument(metavar="A", help="The folder of a run, or of a measurement.")
+    ],
+    right: Annotated[str, typer.Argument(metavar="B", help="The folder of another one.")],
+    flipped: Annotated[
+        int | None,
+        typer.Option(min=0, help="At most that many flipped rows of each suite [default: 10]."),
+    ] = None,
+    as_json: JsonOption = False,
+    debug: DebugOption = False,
+) -> None:
+    """Compare two runs: scores, whether the difference could be chance, and rows that flipped.
+
+    Of two fidelity measurements against one reference, the figures side by side.
+    """
+    with report_errors(debug=debug):
+        if any(FIDELITY_FILE.is_in(parse_path(side)) for side in (left, right)):
+            _compare_candidates((left, right), flipped, as_json=as_json)
+            return
+        if as_json and flipped is not None:
+            raise ConfigurationError("--flipped is for the table; --json has every flipped row")
+        found = comparison.compare(read_run(left), read_run(right))
+        if as_json:
+            print(to_json(found.to_dict(), indent=2))
+            return
+        terminal = make_console()
+        for line in table.list_headings(found):
+            terminal.print(line, soft_wrap=True)
+        if found.suites:
+            terminal.print(table.make_comparison_table(found, width=terminal.width))
+            terminal.print(table.make_legend(terminal.width), style="dim", soft_wrap=True)
+        for line in table.list_remarks(found):
+            terminal.print(line, style="yellow", soft_wrap=True)
+        most = _FLIPS_SHOWN if flipped is None else flipped
+        for suite in found.suites:
+            if suite.flips and most:
+                terminal.print("\n" + table.make_flip_heading(suite, most), soft_wrap=True)
+                terminal.print(table.make_flip_table(suite, most))
+
+
+def _compare_candidates(folders: Sequence[str], flipped: int | None, *, as_json: bool) -> None:
+    if flipped is not None:
+        raise ConfigurationError("--flipped is for runs; a measurement keeps no rows")
+    groups = candidates.group_candidates(map(read_fidelity, folders))
+    if len(groups) > 1:
+        raise ConfigurationError(
+            f"{' and '.join(folders)} can't be compared: their reference, texts, window or mode "
+            "differ; measure both candidates by one command but for the candidate"
+        )
+    if as_json:
+        print(to_json([result.to_dict() for result in groups[0]], indent=2))
+        return
+    terminal = make_console()
+    terminal.print(candidates.make_candidate_table(groups[0], width=terminal.width))
+
+
+def report(
+    folders: Annotated[list[str], typer.Argument(metavar="DIR", help="Folders of any results.")],
+    output: Annotated[
+        Path, typer.Option(metavar="FILE", help="The page; an older one is replaced.")
+    ] = Path("report.html"),
+    samples: Annotated[
+        int, typer.Option(min=0, help="At most that many rows of each suite in the page.")
+    ] = 2000,
+    debug: DebugOption = False,
+) -> None:
+    """Write one HTML page: scores and plots side by side, samples to search, run conditions."""
+    with report_errors(debug=debug):
+        from evalution.report import write_report  # noqa: PLC0415 - it needs an extra
+        from evalution.report.page import read_folders  # noqa: PLC0415 - as above
+
+        found = read_folders(folders)
+        written = write_report(
+            found.runs,
+            output,
+            samples_per_suite=samples,
+            parity=found.parity,
+            fidelity=found.fidelity,
+        )
+        print(f"report: {written.path} ({written.size / 1e6:.1f} MB)")

@@ -1,0 +1,106 @@
+"use strict";
+
+// Runs against a baseline that is chosen by a click.
+const ComparisonPage = (() => {
+  const { element } = Dom;
+  const MOST = 8;
+
+  function reading(found) {
+    if (found.difference === null || found.winner === null) return "not comparable";
+    if (found.winner === "tie") return "same value";
+    if (found.p_value === null) return "too few rows";
+    if (found.p_value >= Overview.CLEAR) return "could be chance";
+    return found.winner === "run" ? "better" : "worse";
+  }
+
+  function toggle(run, pressed, label, change) {
+    return element("button", { type: "button", class: "choice", "aria-pressed": String(pressed), "data-key": `${label}-${run.id}`, title: run.label, onclick: () => { window.location.hash = Address.change(change); } },
+      Dom.badge(run), ` ${run.label}`);
+  }
+
+  function choices(runs, base, others) {
+    const bases = runs.map((run) => toggle(run, run === base, "baseline", { baseline: run.id, runs: [...new Set([...others.map((each) => each.id), base.id])].filter((id) => id !== run.id) }));
+    const compared = runs.filter((run) => run !== base).map((run) => {
+      const isIn = others.includes(run);
+      const ids = isIn ? others.filter((each) => each !== run) : [...others, run];
+      return toggle(run, isIn, "compared", { baseline: base.id, runs: ids.map((each) => each.id) });
+    });
+    const group = (title, buttons) => element("fieldset", { class: "choices" }, element("legend", {}, title), buttons);
+    return [group("Baseline", bases), runs.length > 2 ? group("Compared with it", compared) : null];
+  }
+
+  function row(found, run, base, flips) {
+    const said = reading(found);
+    const clear = ["better", "worse"].includes(said);
+    const link = (which, count) => (count === null ? Dom.DASH : element("a", { href: Address.make("samples", { run: run.id, suite: found.suite, against: base.id, which }) }, Dom.number(count)));
+    return element("tr", {},
+      element("td", {}, Dom.badge(run)),
+      element("td", { class: "number" }, Dom.score(found.baseline_value)),
+      element("td", { class: "number" }, Dom.score(found.value)),
+      element("td", { class: "number" }, Dom.signed(found.difference)),
+      element("td", { class: "number muted" }, found.low === null ? Dom.DASH : `${Dom.signed(found.low)} to ${Dom.signed(found.high)}`),
+      element("td", { class: "number" }, Dom.chance(found.p_value)),
+      element("td", { class: "number" }, Dom.number(found.gained)),
+      element("td", { class: "number" }, Dom.number(found.lost)),
+      element("td", { class: "number" }, flips === undefined ? Dom.DASH : link("flipped", flips)),
+      element("td", { class: "number muted" }, Dom.number(found.paired)),
+      element("td", {}, element("span", { class: `reading ${clear ? said : "muted"}` }, said)));
+  }
+
+  function suiteBody(suite, found, base, runs, flipped) {
+    const by = new Map(runs.map((run) => [run.id, run]));
+    const metrics = [...new Set(found.map((each) => each.metric))];
+    const rows = metrics.flatMap((metric) => {
+      const mine = found.filter((each) => each.metric === metric);
+      return mine.map((each, at) => {
+        const made = row(each, by.get(each.run), base, each.main ? flipped[each.run]?.[suite] : undefined);
+        if (at === 0) made.prepend(element("th", { scope: "rowgroup", rowspan: String(mine.length), class: "stick metric" }, `${metric} `, Dom.arrow(each.higher_is_better)));
+        return made;
+      });
+    });
+    const remarks = new Map(found.flatMap((each) => each.remarks.map((text) => [`${each.run} ${text}`, [by.get(each.run), text]])));
+    return element("tbody", {},
+      element("tr", { class: "suite" }, element("th", { scope: "rowgroup", class: "stick", colspan: "12" }, suite)),
+      rows,
+      [...remarks.values()].map(([run, text]) => element("tr", { class: "remark" }, element("td", { colspan: "12" }, element("div", {}, Dom.badge(run), ` ${text}`)))));
+  }
+
+  function table(found, base, runs) {
+    const heads = [["Suite and metric", "stick"], ["Run", ""], [base.letter, "number"], ["Value", "number"], ["Difference", "number"], ["95 % interval", "number"], ["p", "number"],
+      ["Rows better", "number"], ["Rows worse", "number"], ["Flipped", "number"], ["Pairs", "number"], ["Reading", ""]];
+    const suites = [...new Set(found.differences.map((each) => each.suite))];
+    return Dom.table("Table of differences", "differences", element("tr", {}, heads.map(([text, kind]) => element("th", { scope: "col", class: kind || null }, text))),
+      suites.map((suite) => suiteBody(suite, found.differences.filter((each) => each.suite === suite), base, runs, found.flipped)));
+  }
+
+  function conditions(found, base, runs) {
+    const names = [...new Set(runs.flatMap((run) => (found.conditions[run.id] ?? []).map(([name]) => name)))];
+    if (names.length === 0) return null;
+    const value = (run, name) => (found.conditions[run.id] ?? []).find(([each]) => each === name);
+    const rows = names.map((name) => {
+      const known = runs.map((run) => value(run, name)).find((each) => each !== undefined);
+      return element("tr", {}, element("th", { scope: "row", class: "stick" }, name), element("td", {}, Dom.plain(known[1])),
+        runs.map((run) => { const own = value(run, name); return element("td", { class: own ? null : "muted" }, own ? Dom.plain(own[2]) : "the same"); }));
+    });
+    return element("section", {}, element("h2", {}, "Settings that differ"),
+      Dom.table("Settings that differ", "conditions", element("tr", {}, element("th", { scope: "col", class: "stick" }, "Setting"), [base, ...runs].map((run) => element("th", { scope: "col" }, Dom.badge(run)))), element("tbody", {}, rows)));
+  }
+
+  async function draw(place, query) {
+    const runs = (await Source.runs()).filter((run) => run.scores.length > 0);
+    if (runs.length < 2) {
+      place.replaceChildren(element("p", { class: "none" }, "A comparison needs two runs with scores."));
+      return;
+    }
+    const base = runs.find((run) => run.id === query.get("baseline")) ?? runs.reduce((one, run) => (run.at < one.at ? run : one));
+    const asked = query.getAll("runs");
+    const others = runs.filter((run) => run !== base && (asked.length === 0 || asked.includes(run.id))).slice(0, MOST);
+    const found = await Source.compare(base.id, others.map((run) => run.id));
+    const none = found.differences.length === 0 ? element("p", { class: "none" }, "These runs have no suite in common.") : null;
+    place.replaceChildren(...[element("h2", {}, `Differences to ${base.letter}`), ...choices(runs, base, others),
+      element("p", { class: "muted" }, "Rows that both runs answered, in pairs. A difference with p below 0.05 is called better or worse. With many rows in this table, one in twenty falls below by chance alone."),
+      none ?? table(found, base, others), none ? null : Charts.differences(found.differences, base, others), conditions(found, base, others)].filter((part) => part !== null));
+  }
+
+  return { draw };
+})();
