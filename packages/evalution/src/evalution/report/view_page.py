@@ -105,10 +105,11 @@ def _make_policy(scripts: Sequence[str], *, is_live: bool) -> str:
 
     Figures hold styles of their own.
     """
+    own = "'self'" if is_live else "'none'"
     hashes = " ".join(f"'sha256-{_hash_script(script)}'" for script in scripts) or "'none'"
     return (
         f"default-src 'none'; script-src {hashes}; style-src 'unsafe-inline'; img-src data:; "
-        f"connect-src {"'self'" if is_live else "'none'"}; base-uri 'none'; form-action 'none'"
+        f"connect-src {own}; base-uri 'none'; form-action 'none'"
     )
 
 
