@@ -11,10 +11,10 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from evalution.results import MetricResult, RunResult, SuiteResult
-
 if TYPE_CHECKING:
     from rich.text import Text
+
+    from evalution.results import MetricResult, RunResult, SuiteResult
 
 _WIDTH = 120
 """Of a table that goes to no terminal."""

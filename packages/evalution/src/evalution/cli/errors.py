@@ -12,7 +12,6 @@ import typer
 
 from evalution.cli.signals import SignalReceived, catch_signals, raise_received
 from evalution.redaction import mask_text
-from evalution.table import make_console
 from evalution_core import (
     ConfigurationError,
     EngineRuntimeError,
@@ -82,6 +81,8 @@ def _print_traceback() -> None:
 
 def print_error(error: EvalutionError) -> None:
     """Print the error, its notes and what to do next to stderr, without secrets."""
+    from evalution.table import make_console  # noqa: PLC0415 - an eighth of the program's start
+
     terminal = make_console(stderr=True)
     terminal.print("error:", style="bold red", end=" ")
     terminal.print(mask_text(str(error)), soft_wrap=True)
