@@ -37,7 +37,9 @@ def test_import_of_the_package_alone_imports_nothing_else() -> None:
 
 
 def test_help_imports_no_command_and_no_table() -> None:
-    loaded = modules_loaded_by("from evalution.cli import app; app(['--help'], standalone_mode=False)")
+    loaded = modules_loaded_by(
+        "from evalution.cli import app; app(['--help'], standalone_mode=False)"
+    )
     packages = {"comparison", "fidelity", "parity", "results", "runs", "suites", "yaml_spec"}
     assert not loaded & {"rich", "yaml", *(f"evalution.{name}" for name in packages)}
     assert "evalution.cli.run" not in loaded
@@ -53,7 +55,7 @@ def test_package_has_no_other_attributes() -> None:
 @pytest.mark.parametrize(
     "code",
     [
-        "from evalution import *; import evalution.engines.base, evalution.config; dir(evalution.engines)",
+        "from evalution import *; import evalution.engines.base, evalution.config; dir(engines)",
         "import evalution; evalution.suites.available_suites()",
         "import evalution.parity",
     ],
