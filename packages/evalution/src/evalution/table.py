@@ -85,8 +85,8 @@ def make_result_table(result: RunResult, *, width: int = _WIDTH) -> Table:
     """Suite, metric, value, standard error, interval, n, failed, truncated; ↑ is better higher.
 
     On a terminal of less than 100 columns the standard error is left out, and failed and truncated
-    where nothing was; on one of less than 64 also the interval: a score must be readable in full. A line
-    below names what is left out.
+    where nothing was; on one of less than 64 also the interval: a score must be readable in full. A
+    line below names what is left out.
     """
     shown = _choose_columns(result, width)
     table = Table(title=_make_title(result), box=box.SIMPLE_HEAD, title_justify="left")
