@@ -29,7 +29,7 @@ from evalution_core import ConfigurationError
 
 VOCABULARY = 40
 RECORDING = Recording(
-    side=Side({"path": "m"}, {"type": "Reference"}, 1_000),
+    side=Side({"path": "m"}, {"name": "Reference"}, 1_000),
     vocabulary=VOCABULARY,
     tokenizer="t0",
     window=16,
@@ -249,7 +249,19 @@ def test_another_recording_is_not_mixed_in(path: Path) -> None:
     record(path, [TEXT])
     with pytest.raises(ConfigurationError, match=r"another recording \(its window is 16, not 8\)"):
         ReferenceWriter(path, replace(RECORDING, window=8))
+    float64 = replace(RECORDING.side, engine={"execution": {"dtype": "float64"}})
+    with pytest.raises(ConfigurationError, match=r"its dtype is null, not \"float64\""):
+        ReferenceWriter(path, replace(RECORDING, side=float64))
     ReferenceWriter(path, replace(RECORDING, versions={"evalution": "9"})).__exit__()
+
+
+def test_a_self_check_with_other_figures_is_the_same_recording(path: Path) -> None:
+    engine = {**RECORDING.side.engine, "self_check": {"max_difference": 1e-15}}
+    with ReferenceWriter(path, RECORDING):
+        pass
+    ReferenceWriter(
+        path, replace(RECORDING, side=replace(RECORDING.side, engine=engine))
+    ).__exit__()
 
 
 def test_a_file_that_is_being_recorded_is_not_read(path: Path) -> None:

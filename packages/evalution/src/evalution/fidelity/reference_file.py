@@ -11,11 +11,11 @@ import hashlib
 import json
 import sqlite3
 import zlib
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Final, Self
+from typing import Any, Final, Self
 
 import numpy as np
 from pydantic import TypeAdapter, ValidationError
@@ -43,6 +43,7 @@ CREATE TABLE chunks (
 """
 _LOWEST: Final = -65_504.0
 """Of float16."""
+_DECISIVE: Final = ("vocabulary", "tokenizer", "window", "texts", "top")
 _CHUNK: Final = 1 << 22
 """Values of a chunk: 16 MiB when it is read back."""
 _COMMAND: Final = "evalution fidelity record"
@@ -151,9 +152,9 @@ class ReferenceWriter:
         )
 
     def _require_same(self, found: Recording) -> None:
-        there, here = asdict(found), json.loads(json.dumps(asdict(self._recording)))
+        there, here = _list_decisive(found), _list_decisive(self._recording)
         for name in there:
-            if name != "versions" and there[name] != here[name]:
+            if there[name] != here[name]:
                 raise ConfigurationError(
                     f"{self._path} holds another recording (its {name} is "
                     f"{_shorten(there[name])}, not {_shorten(here[name])}); name another --output, "
@@ -322,6 +323,23 @@ def _decode_top(values: bytes, count: int) -> TopRows:
     token_ids = np.frombuffer(data, "<i4", size // 4).reshape(count, -1)
     logprobs = np.frombuffer(data, "<f4", size // 4, size).reshape(count, -1)
     return TopRows(token_ids, logprobs, np.frombuffer(data, "<f4", count, 2 * size))
+
+
+def _list_decisive(recording: Recording) -> dict[str, Any]:
+    """Return, as JSON, what two recordings in one file have in common.
+
+    Left out is what two sessions of one engine may differ in, such as figures of their self checks.
+    """
+    engine = recording.side.engine
+    execution: Mapping[str, Any] = engine.get("execution") or {}
+    decisive = {
+        "model": recording.side.model,
+        "engine": engine.get("name"),
+        **{name: engine.get(name) for name in ("options", "identity")},
+        **{name: execution.get(name) for name in ("device", "dtype")},
+        **{name: getattr(recording, name) for name in _DECISIVE},
+    }
+    return json.loads(json.dumps(decisive))
 
 
 def _shorten(value: object) -> str:
