@@ -141,7 +141,8 @@ class PluginRegistry(Generic[T]):
         own: names of this project, and the requirements that bring them, as a shell needs them.
 
     `aliases` has other words that people use, normalized, and the name that they mean; what follows
-    a blank there is advice on its options. Both of engines are the runner's to add.
+    a blank there is advice on its options. `fallback` ends the message on a name that is like no
+    other. What engines have of these is the runner's to add.
     """
 
     def __init__(
@@ -159,6 +160,7 @@ class PluginRegistry(Generic[T]):
         self.group = group
         self.own = {**dict.fromkeys(built_in or (), distribution or ""), **(own or {})}
         self.aliases: dict[str, str] = {}
+        self.fallback = ""
         self._noun = noun
         self._check = check
         self._unknown = unknown
@@ -275,7 +277,7 @@ class PluginRegistry(Generic[T]):
         known = [entry.name for entry in self.entries()]
         meant, _, options = self.aliases.get(normalize(name), "").partition(" ")
         likely = meant or nearest_name(name, [*known, *self.own], cutoff=0.6)
-        advice = ""
+        advice = "" if likely else self.fallback
         if likely is not None and normalize(likely) != normalize(name):
             advice = f"; did you mean {likely!r}{options and f' with {options}'}?"
         if likely is not None and likely not in known:

@@ -60,12 +60,62 @@ ENGINE_ALIASES = {
 ENGINES.own.update(ENGINE_HINTS)
 ENGINES.aliases.update({normalize(word): meant for word, meant in ENGINE_ALIASES.items()})
 
+
+def name_engine_options(meant: str) -> str:
+    """Return what `run` takes for an engine, or for what `ENGINE_ALIASES` says of a word."""
+    engine, _, option = meant.partition(" ")
+    name, _, value = option.partition(": ")
+    return f"--engine {engine}" + (f" --set engine.{name}={value}" if option else "")
+
+
+_RUN_OPTIONS = {
+    **dict.fromkeys(("--tasks", "-t"), "suites stand alone: `evalution run hellaswag piqa`"),
+    **dict.fromkeys(
+        ("--model_args", "--model-args", "-a", "-M"),
+        "--model PATH names the model, --engine NAME its engine, and --set engine.KEY=VALUE sets "
+        "an option of it",
+    ),
+    **dict.fromkeys(("--num_fewshot", "-f", "-T"), "write --set SUITE.num_fewshot=5"),
+    **dict.fromkeys(("--batch_size", "-b", "--max_batch_size"), "write --set engine.batch_size=8"),
+    "-o": "write --output FOLDER, or --set engine.KEY=VALUE for an option of the engine",
+    "--device": "write --set engine.device=cuda:0",
+    "--dtype": "write --set engine.dtype=float32",
+    **dict.fromkeys(("--output_path", "--log-dir"), "write --output FOLDER"),
+    "--log_samples": "samples are always kept, in samples.jsonl of the run folder",
+    "--apply_chat_template": "write --set SUITE.apply_chat_template=true",
+    "--gen_kwargs": "write --set SUITE.max_new_tokens=256, or another option of the suite",
+    "--use_cache": "write --cache FOLDER",
+    "--trust_remote_code": "write --set model.trust_remote_code=true",
+    "--model-base-url": "the model may be a URL: --model http://127.0.0.1:8000/v1",
+    "--include_path": "write --set TASK.include_path=FOLDER, with the suite lm_eval/TASK",
+    "--verbosity": "write -v or -q",
+}
+OPTION_HINTS = {"run": _RUN_OPTIONS}
+"""Options that people know from lm-eval, Inspect or another command, by the command that lacks
+them, and what does the same there."""
+
 SERVER_HINTS = {"build_openai_compatible_server": '"evalution-openai[server]"'}
 """Builder of a server, as `evalution.engines` has it, to the requirement that brings it."""
 
 
-SUITE_HINTS = {"lm_eval": "evalution-lm-eval"}
+LM_EVAL = "evalution-lm-eval"
+LM_EVAL_HINT = (
+    "; any task of lm-eval is one too: {type: lm_eval, tasks: NAME} in a spec, lm_eval/NAME on a "
+    "command line"
+)
+"""The end of the message on a suite that is like none of ours."""
+SUITE_HINTS = {"lm_eval": LM_EVAL}
 """Suite name to the distribution that brings it."""
+SUITE_ALIASES = {
+    "arc": "arc_challenge",
+    "arc-c": "arc_challenge",
+    "arc-e": "arc_easy",
+    "gsm": "gsm8k",
+    "hendrycks_test": "mmlu",
+    "lambada": "lambada_openai",
+    "wikitext2": "wikitext",
+}
+"""Words that people know from elsewhere, and the suite that is meant."""
 
 GENERATED_VARIANTS = {"BoolQ": "boolq-seq2seq", "MMLU": "mmlu_generative"}
 """Suite that scores to lm-eval's task that asks the same and generates."""

@@ -152,7 +152,7 @@ def test_what_is_not_there_is_one_line(
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["run"], "Missing argument 'SPEC'"),
+        (["validate"], "Missing argument 'SPEC'"),
         (["run", "spec.yaml", "--limit", "0"], "Invalid value for '--limit'"),
         (["run", "spec.yaml", "--outptu", "x"], "No such option: --outptu"),
         (["rum"], "No such command 'rum'"),

@@ -30,7 +30,7 @@ OWN = [verb for verb in program.COMMANDS if verb != "fidelity"]
 
 # What each command calls first, and words that lead there.
 FIRST_STEPS = {
-    "run": ("evalution.cli.run.load_spec", ["spec.yaml"]),
+    "run": ("evalution.cli.run.make_document", ["spec.yaml"]),
     "validate": ("evalution.cli.specs.load_spec", ["spec.yaml"]),
     "show": ("evalution.cli.show.read_run", ["out"]),
     "compare": ("evalution.cli.comparison.read_run", ["one", "two"]),

@@ -160,7 +160,7 @@ def test_a_wrong_argument(command_line: Any, write: Any, mistake: str) -> None:
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["run"], "Missing argument 'SPEC'"),
+        (["validate"], "Missing argument 'SPEC'"),
         (["run", "spec.yaml", "--limit", "0"], "Invalid value for '--limit'"),
         (["run", "spec.yaml", "--limit", "many"], "Invalid value for '--limit'"),
         (["run", "spec.yaml", "--outptu", "x"], "No such option: --outptu"),

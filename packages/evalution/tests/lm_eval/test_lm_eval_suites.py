@@ -14,8 +14,11 @@ from typing import Any
 import pytest
 
 from evalution.rows.local import Row
+from evalution.scoring.extraction import ChoiceFinder, NumberFinder, PhraseFinder, WordOrder
+from evalution.scoring.filters import Regex
 from evalution.scoring.metrics import Estimate, Mean, Measure
 from evalution.suites.discovery import load_suite
+from evalution.suites.tasks.bbh import TASKS
 from evalution_core import (
     GenerationOutput,
     GenerationRequest,
@@ -42,13 +45,45 @@ SUMS = ["gsm8k", "gsm8k_platinum"]
 WORKED = [f"{task}_{way}" for task in SUMS for way in ("cot", "cot_llama")]
 STEPWISE = [f"{task}_cot_zeroshot" for task in SUMS]
 SUBJECTS = ["stem.abstract_algebra", "humanities.high_school_european_history", "other.virology"]
+GPQA = ("zeroshot", "n_shot", "cot_zeroshot", "cot_n_shot", "generative_n_shot")
 SHOTS: dict[str, tuple[int, ...]] = {
     **dict.fromkeys([*GLUE, *CHOICES, "lambada_openai", "lambada_standard"], (0, 1, MOST_SHOTS)),
     **dict.fromkeys([*SUMS, *STEPWISE], (0, 5)),
     **dict.fromkeys(WORKED, (0, 8)),
     "wikitext": (0,),
+    **{f"gpqa_diamond_{way}": (0, 2) for way in GPQA},
+    **{f"gpqa_{rows}_{way}": (2,) for rows in ("main", "extended") for way in GPQA},
+    **dict.fromkeys(["truthfulqa_mc1", "truthfulqa_mc2"], (0, MOST_SHOTS)),
+    "drop": (0,),  # lm-eval's solved rows end in names of columns, in place of an answer
 }
-ALL = [(task, shots) for task, numbers in SHOTS.items() for shots in numbers]
+LAW, SCIENCE = "law", "computer_science"
+BBH = [path.name for path in sorted((ROWS / "bbh").iterdir())]
+WAYS = {
+    "bbh": "bbh_cot_fewshot",
+    "bbh_fewshot": "bbh_fewshot",
+    "bbh_zeroshot": "bbh_zeroshot",
+    "bbh_cot_zeroshot": "bbh_cot_zeroshot",
+}
+"""Ours by name, and theirs."""
+PARTS = [
+    *(("mmlu", subject, f"mmlu_{subject.partition('.')[2]}", (0, 5)) for subject in SUBJECTS),
+    *(("mmlu_pro", category, f"mmlu_pro_{category}", (0, 5)) for category in (LAW, SCIENCE)),
+    *(
+        (way, task, f"{WAYS[way]}_{task}", (3,) if WAYS[way].endswith("_fewshot") else (0,))
+        for way in WAYS
+        for task in BBH
+    ),
+]
+CHATS = ("mmlu", "mmlu_pro", "word_sorting")
+"""Suites and subsets that are asked in a chat too; the others of BBH have the same messages."""
+ALL = [
+    (task, shots, chat)
+    for task, numbers in SHOTS.items()
+    for shots in numbers
+    for chat in (False, True)
+    # The sets of GPQA differ in their rows alone.
+    if not (chat and task.startswith(("gpqa_main", "gpqa_extended")))
+]
 
 
 @dataclass(frozen=True)
@@ -106,7 +141,7 @@ def their_arguments(arguments: tuple[Any, ...]) -> tuple[Any, ...]:
 
 def their_measure(name: str, value: Any) -> Measure:
     """A sample's value in lm-eval, as a measure of ours."""
-    if name in ("f1", "mcc"):
+    if name in ("f1", "mcc") and isinstance(value, tuple):
         right, predicted = value
         return Measure(predicted, right)
     return Measure(*value) if isinstance(value, tuple) else Measure(value)
@@ -164,11 +199,12 @@ def check_variety(runs: Sequence[OurRun]) -> None:
 
 
 def rows_of(task: str) -> str:
-    return task.partition("_cot")[0]
+    return next(
+        (name for name in ("gpqa", "truthfulqa") if name in task), task.partition("_cot")[0]
+    )
 
 
-@pytest.mark.parametrize("chat", [False, True], ids=["text", "chat"])
-@pytest.mark.parametrize(("task", "shots"), ALL)
+@pytest.mark.parametrize(("task", "shots", "chat"), ALL)
 def test_a_suite_asks_and_scores_as_lm_eval(
     task: str,
     shots: int,
@@ -211,30 +247,48 @@ def test_a_question_is_never_its_own_example(
     assert [row for row in leaks if is_leak(ours, row)] == []
 
 
-@pytest.mark.parametrize("chat", [False, True], ids=["text", "chat"])
-@pytest.mark.parametrize("shots", [0, 5])
-@pytest.mark.parametrize("subset", SUBJECTS)
-def test_a_subject_of_mmlu_asks_and_scores_as_lm_eval(
+@pytest.mark.parametrize(
+    ("name", "subset", "task", "shots", "chat"),
+    [
+        (*part, shots, chat)
+        for *part, both in PARTS
+        for shots in both
+        for chat in (False, True)
+        if not chat or {part[0], part[1]} & set(CHATS)
+    ],
+)
+def test_a_subset_asks_and_scores_as_lm_eval(
+    name: str,
     subset: str,
+    task: str,
     shots: int,
     chat: bool,
     their_run: Callable[..., Any],
     fake_model: Callable[[int], Any],
     chat_template: Callable[..., str],
 ) -> None:
-    subject, model = subset.partition(".")[2], fake_model(3)
-    suite = suite_of(
-        "mmlu", data=ROWS / "mmlu", subsets=subset, num_fewshot=shots, apply_chat_template=chat
-    )
-    ours = run_ours(suite, model, chat_template)
-    theirs = their_run(
-        f"mmlu_{subject}", f"mmlu/{subject}", model, shots=shots, seed=1234, chat=chat
-    )
-    check_requests(ours, theirs, ())
-    check_variety([ours])
-    assert ours.scores["acc"] == ours.scores[f"acc,{subset}"]
-    assert ours.scores["acc"].value == pytest.approx(theirs.scores["acc,none"])
-    assert ours.scores["acc"].stderr == pytest.approx(theirs.scores["acc_stderr,none"])
+    rows, child = name.partition("_")[0] if name in WAYS else name, subset.rpartition(".")[2]
+    folder = rows if rows == "mmlu_pro" else f"{rows}/{child}"
+    runs: list[OurRun] = []
+    for seed in (3, 4, 5):
+        suite = suite_of(
+            name, data=ROWS / rows, subsets=subset, num_fewshot=shots, apply_chat_template=chat
+        )
+        ours = run_ours(suite, fake_model(seed), chat_template)
+        theirs = their_run(task, folder, fake_model(seed), shots=shots, seed=1234, chat=chat)
+        check_requests(ours, theirs, ())
+        check_measures(ours, theirs, ())
+        for key, value in theirs.scores.items():
+            metric, _, pipeline = key.partition(",")
+            if pipeline:
+                of_all = our_name(metric.removesuffix("_stderr"), pipeline)
+                found = ours.scores[of_all]
+                assert found == ours.scores[f"{of_all},{subset}"]
+                ours_is = found.stderr if metric.endswith("_stderr") else found.value
+                assert ours_is == pytest.approx(value), key
+        assert suite_of(name).num_fewshot == theirs.default_shots
+        runs.append(ours)
+    check_variety(runs)
 
 
 def test_all_subjects_of_mmlu_are_declared_as_in_lm_eval(mmlu_configs: Sequence[Any]) -> None:
@@ -253,3 +307,52 @@ def test_all_subjects_of_mmlu_are_declared_as_in_lm_eval(mmlu_configs: Sequence[
         ours[part.name] = (rows.path, rows.config, rows.split, solved.split, text)
     assert len(theirs) == 57
     assert ours == theirs
+
+
+def test_all_tasks_of_bbh_are_declared_as_in_lm_eval(
+    bbh_configs: Mapping[tuple[str, str], Mapping[str, Any]],
+) -> None:
+    """Tasks whose rows aren't made here have the texts and the kind of filter of lm-eval's."""
+    assert sorted(name for name, _ in bbh_configs) == sorted([*TASKS.groups[""]] * len(WAYS))
+    for (task, theirs), config in bbh_configs.items():
+        (way,) = [way for way, name in WAYS.items() if name == theirs]
+        suite = suite_of(way, subsets=task)
+        (split,) = suite.splits()
+        row = Row(0, "row 0", {"input": "x", "target": "y"}, split.name)
+        place = (split.rows.path, split.rows.config, split.rows.split)
+        assert place == ("SaylorTwift/bbh", task, "test")
+        assert suite.description_text(row) == config["description"]
+        assert suite.question_text(row) == config["doc_to_text"].replace("{{input}}", "x")
+        if samples := config.get("fewshot_config", {}).get("samples"):
+            assert [dict(shot.columns) for shot in split.fewshot] == samples
+        finders = [
+            step
+            for pipeline in config.get("filter_list", ())
+            if pipeline["name"] == "flexible-extract"
+            for step in pipeline["filter"]
+            if step["function"] != "take_first"
+        ]
+        for step in finders:
+            finder = find_flexible(suite, row)
+            assert FINDERS[type(finder)] == step["function"].rpartition(".")[2]
+            if isinstance(finder, Regex):
+                assert finder.pattern == step["regex_pattern"]
+            if isinstance(finder, PhraseFinder):
+                assert finder.patterns == step["regex_pattern_to_value"]
+            if not isinstance(finder, WordOrder):
+                is_last = finder.match == "last" if isinstance(finder, Regex) else finder.last
+                assert is_last == (step["group_select"] == -1)
+
+
+FINDERS: Mapping[type, str] = {
+    Regex: "regex",
+    PhraseFinder: "MapRegexFilter",
+    NumberFinder: "NumberParseRegexFilter",
+    ChoiceFinder: "MultiChoiceRegexFilter",
+    WordOrder: "WordSortFilter",
+}
+
+
+def find_flexible(suite: Any, row: Row) -> Any:
+    (grading,) = [one for name, one in suite.find_gradings(row).items() if "flexible" in name]
+    return grading.filters[0]

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from evalution.scoring.metrics import Mean, Measure
-from evalution.suites.dataset import Subsets
+from evalution.suites.subsets import Subsets
 from evalution.suites.tasks.mmlu import MMLU, SUBJECTS
 from evalution_core import ConfigurationError, LoglikelihoodOutput
 

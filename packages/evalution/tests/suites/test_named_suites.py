@@ -186,6 +186,18 @@ def test_a_built_in_suite_is_found_by_its_name_and_its_class(name: str) -> None:
     assert getdoc(kind) != getdoc(kind.__mro__[1])
 
 
+def test_the_guide_lists_every_data_set_with_its_rows_and_licence() -> None:
+    guide = (Path(__file__).parents[4] / "docs" / "suites.md").read_text(encoding="utf-8")
+    lines = [line for line in guide.splitlines() if line.startswith("| `")]
+    for name in [name for name in BUILT_IN if name.islower()]:
+        dataset: Any = load_suite(name).dataset  # pyright: ignore[reportAttributeAccessIssue]
+        if dataset.rows is None and dataset.licence is None:
+            continue
+        (line,) = [line for line in lines if dataset.path in line]
+        assert dataset.rows is None or f"{dataset.rows:,}" in line
+        assert line.endswith(f" {dataset.licence} |" if dataset.licence else "| |")
+
+
 @pytest.mark.parametrize("module", ["hellaswag", "piqa", "boolq", "winogrande", "arc"])
 def test_a_suite_of_a_known_kind_is_a_short_file(module: str) -> None:
     source = getsource(import_module(f"evalution.suites.tasks.{module}"))

@@ -16,9 +16,22 @@ from evalution_enginekit.mock import Mock
 
 ROWS = Path(__file__).parents[1] / "data" / "rows"
 NAMED = [name for name in find_built_in() if name.islower()]
-LARGEST = 150_000
-SHARED = {"hendrycks_math500": "math500", "minerva_math500": "math500"}
-SUBJECTS = ["stem.abstract_algebra", "other.virology"]
+LARGEST = 220_000
+SHARED = {"hendrycks_math500": "math500", "minerva_math500": "math500"} | {
+    f"wmt{year}-{pair}": f"wmt/{rows}"
+    for year, rows in (("14", "fr-en"), ("16", "de-en"), ("16", "ro-en"))
+    for pair in (rows, "-".join(reversed(rows.split("-"))))
+}
+EXTRAS = {"minerva_math500": "math_verify", "ifeval": "langdetect"}
+FAMILIES = ("gpqa", "truthfulqa", "bbh")
+SUBSETS = {
+    "mmlu": ["stem.abstract_algebra", "other.virology"],
+    "mmlu_pro": ["law", "computer_science"],
+    **{
+        way: ["dyck_languages", "web_of_lies"]
+        for way in ("bbh", "bbh_fewshot", "bbh_zeroshot", "bbh_cot_zeroshot")
+    },
+}
 
 
 @pytest.fixture(scope="module")
@@ -39,12 +52,15 @@ def test_the_rows_are_those_of_the_script(make_rows: ModuleType) -> None:
 
 
 def suite_of(name: str, **options: Any) -> Any:
-    if name == "minerva_math500":
-        pytest.importorskip("math_verify", reason="needs math-verify, as lm-eval of tools/envs has")
+    if name in EXTRAS:
+        pytest.importorskip(EXTRAS[name], reason=f"needs {EXTRAS[name]}, as lm-eval of tools/envs")
     kind: Any = load_suite(name)
-    folder = ROWS / SHARED.get(name, name.partition("_cot")[0])
-    if name == "mmlu":
-        options |= {"subsets": SUBJECTS}
+    family = next((family for family in FAMILIES if name.startswith(family)), None)
+    folder = ROWS / (family or SHARED.get(name, name.partition("_cot")[0]))
+    if name in SUBSETS:
+        options |= {"subsets": SUBSETS[name]}
+    if name in ("humaneval", "mbpp"):
+        options |= {"execute": "sandbox"}
     return kind(data=folder, **options)
 
 
@@ -59,4 +75,4 @@ def test_a_suite_runs_on_its_rows(name: str) -> None:
     suite = suite_of(name, max_rows=3, **options)
     result = evalution.run(engine=Mock(max_model_len=4096), model="m", tests=[suite])[name]
     assert (result.n, result.failed) == (3, 0)
-    assert list(result.metrics) == list(suite.make_metrics())
+    assert list(result.metrics) == list(suite.make_accumulator().results())

@@ -16,6 +16,7 @@ from rich.table import Table
 from evalution.cli.errors import report_errors
 from evalution.cli.options import DebugOption
 from evalution.hints import ENGINE_HINTS
+from evalution.suites.dataset import Dataset, DatasetRows
 from evalution.suites.discovery import available_suites, load_suite
 from evalution.suites.suite import Suite, SuiteDeclaration
 from evalution.table import make_console
@@ -197,11 +198,15 @@ def suites(
         else:
             asked = facts["requests"] or "what its suites ask for"
             _print_options(kind, schema, f"asks for: {asked}")
+            if dataset := _find_dataset(kind):
+                rows = "" if dataset.rows is None else f", {dataset.rows:,} rows"
+                licence = f", licence {dataset.licence}" if dataset.licence else ""
+                print(f"data set: {dataset.path} (split {dataset.split}{rows}{licence})")
             _print_metrics(kind)
 
 
 def _list_suites(*, as_json: bool) -> None:
-    rows: list[dict[str, str | None]] = []
+    rows: list[dict[str, Any]] = []
     for name, value in available_suites().items():
         # The module of another package may import anything, and may be broken.
         kind = load_suite(name) if value.startswith(_OURS) else None
@@ -210,19 +215,37 @@ def _list_suites(*, as_json: bool) -> None:
     if as_json:
         _print_json(rows)
         return
-    table = _make_table("suite", "what it measures", "asks for")
+    table = _make_table("suite", "what it measures", "asks for", "rows", "data set (licence)")
+    table.columns[0].no_wrap, table.columns[3].justify = True, "right"
     for row in rows:
-        table.add_row(row["name"], row["measures"] or row["value"], row["requests"])
+        count = "" if row["rows"] is None else f"{row['rows']:,}"
+        licence = f" ({row['licence']})" if row["licence"] else ""
+        source = f"{row['dataset'] or ''}{licence}"
+        table.add_row(row["name"], row["measures"] or row["value"], row["requests"], count, source)
     make_console().print(table)
 
 
-def _describe_suite(kind: type[SuiteDeclaration] | None) -> dict[str, str | None]:
-    """Return kind of its requests and what it measures; a set has suites of several kinds."""
+def _find_dataset(kind: type[SuiteDeclaration] | None) -> Dataset | None:
+    """Return the data set of a suite that is known by name."""
+    return kind.dataset if kind is not None and issubclass(kind, DatasetRows) else None
+
+
+def _describe_suite(kind: type[SuiteDeclaration] | None) -> dict[str, Any]:
+    """Return the kind of its requests, what it measures and its data set, where they are known.
+
+    A set has suites of several kinds; a suite over a person's own rows has no data set.
+    """
+    dataset = _find_dataset(kind)
+    facts = {
+        "dataset": dataset and dataset.path,
+        "rows": dataset and dataset.rows,
+        "licence": dataset and dataset.licence,
+    }
     if kind is None:
-        return {"requests": None, "measures": None}
+        return {"requests": None, "measures": None, **facts}
     measures = summarize_docstring(read_docstring(kind))
     requests = kind.request_kind.label if issubclass(kind, Suite) else None
-    return {"requests": requests, "measures": measures}
+    return {"requests": requests, "measures": measures, **facts}
 
 
 def _make_table(*columns: str) -> Table:

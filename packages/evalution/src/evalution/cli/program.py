@@ -29,6 +29,10 @@ COMMANDS = {
     "run": _OwnCommand(
         "run",
         "Run suites or a spec: progress, a table of scores, and a run folder.",
+        "evalution run hellaswag arc_easy --model Qwen/Qwen3-0.6B --limit 100\n"
+        "evalution run gsm8k --model http://127.0.0.1:8000 --set gsm8k.num_fewshot=3\n"
+        "evalution run lm_eval/truthfulqa_mc2 --model model.gguf --engine LlamaCpp\n"
+        "evalution run spec.yaml --set engine.dtype=float32 --output float32\n"
         "evalution run builtin:tiny/quickstart --limit 20",
     ),
     "validate": _OwnCommand(
@@ -108,7 +112,7 @@ class _Program(TyperGroup):
     """Lists its own commands from a table, and imports the one that is called."""
 
     def __init__(self, *, commands: Any = None, **settings: Any) -> None:
-        own = {
+        own: dict[str, Any] = {
             verb: TyperCommand(verb, short_help=command.summary)
             for verb, command in COMMANDS.items()
         }

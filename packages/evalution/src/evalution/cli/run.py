@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import shlex
 import sys
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from datetime import datetime
 from functools import partial
 from signal import SIGINT, Signals
@@ -15,15 +16,20 @@ from typing import Annotated
 import typer
 
 from evalution.cli.errors import EXIT_WITH_FAILURES, hint_isolation, report_errors
-from evalution.cli.options import DebugOption, SpecArgument
+from evalution.cli.inline_spec import InlineSpec, make_document
+from evalution.cli.listings import complete_engines, complete_suites
+from evalution.cli.options import DebugOption
 from evalution.cli.signals import SignalReceived, catch_signals, leave_terminal
+from evalution.doctor.engine_choice import EngineChoice
+from evalution.progress import is_quiet
 from evalution.progress_bar import make_terminal_progress
+from evalution.redaction import mask_text
 from evalution.results import RunResult
 from evalution.runs.options import DefaultFolder, RunOptions
 from evalution.runs.preflight import parse_tests
 from evalution.runs.run import Run
 from evalution.table import list_complaints, make_console, make_result_table
-from evalution.yaml_spec.run_spec import Spec, load_spec
+from evalution.yaml_spec.run_spec import Spec
 from evalution_core import ConfigurationError, EvalutionError, UnsupportedRequestError
 
 
@@ -53,33 +59,98 @@ def finish_in_flight(handle: Run) -> Generator[None]:
             raise SignalReceived(received[0]) from error
 
 
+TargetsArgument = Annotated[
+    list[str] | None,
+    typer.Argument(
+        metavar="SUITE|SPEC",
+        help="Suites (`evalution suites` lists them; lm_eval/TASK is any task of lm-eval), "
+        "files of your own rows, or one YAML file.",
+        autocompletion=complete_suites,
+    ),
+]
+ModelOption = Annotated[
+    str | None,
+    typer.Option(
+        "--model",
+        "-m",
+        metavar="MODEL",
+        help="A folder, a .gguf file, a Hub name, the URL of a server, or builtin:tiny.",
+    ),
+]
+EngineOption = Annotated[
+    str | None,
+    typer.Option(
+        "--engine",
+        "-e",
+        metavar="NAME",
+        help="Its engine [default: the best one here for that model].",
+        autocompletion=complete_engines,
+    ),
+]
+LimitOption = Annotated[
+    int | None,
+    typer.Option("--limit", "-n", min=1, metavar="N", help="At most N rows of each suite."),
+]
+SettingsOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--set",
+        "-s",
+        metavar="KEY=VALUE",
+        help="An option as a spec has it, after the name of what it belongs to: "
+        "engine.dtype=float32, model.revision=main, hellaswag.num_fewshot=3; options at the "
+        "top of a spec stand alone: isolate=true. VALUE is JSON, or else a text. Repeatable.",
+    ),
+]
+PrintSpecOption = Annotated[
+    bool,
+    typer.Option("--print-spec", help="Write the YAML that this line stands for; run nothing."),
+]
+OutputOption = Annotated[
+    str | None,
+    typer.Option(
+        metavar="DIR",
+        help="The run folder [default: runs/<date-time>-<model>]; an unfinished run goes on.",
+    ),
+]
+FreshOption = Annotated[
+    bool, typer.Option("--fresh", help="Start over where the run folder holds a run.")
+]
+RetryFailedOption = Annotated[
+    bool, typer.Option("--retry-failed", help="Ask again for what failed in the run folder.")
+]
+CacheOption = Annotated[
+    str | None,
+    typer.Option(metavar="DIR", help="A folder of answers that runs on one model share."),
+]
+
+
 def run(
-    spec: SpecArgument,
-    output: Annotated[
-        str | None,
-        typer.Option(
-            help="The run folder [default: runs/<date-time>-<model>]; an unfinished run goes on."
-        ),
-    ] = None,
-    fresh: Annotated[
-        bool, typer.Option("--fresh", help="Start over where the run folder holds a run.")
-    ] = False,
-    retry_failed: Annotated[
-        bool, typer.Option("--retry-failed", help="Ask again for what failed in the run folder.")
-    ] = False,
-    cache: Annotated[
-        str | None, typer.Option(help="A folder of answers that runs on one model share.")
-    ] = None,
-    limit: Annotated[
-        int | None, typer.Option(min=1, help="At most that many rows of each test.")
-    ] = None,
+    targets: TargetsArgument = None,
+    model: ModelOption = None,
+    engine: EngineOption = None,
+    limit: LimitOption = None,
+    settings: SettingsOption = None,
+    print_spec: PrintSpecOption = False,
+    output: OutputOption = None,
+    fresh: FreshOption = False,
+    retry_failed: RetryFailedOption = False,
+    cache: CacheOption = None,
     debug: DebugOption = False,
 ) -> None:
     """Run suites or a spec: progress, a table of scores, and a run folder."""
     with report_errors(debug=debug):
         _check_choice(output, fresh=fresh, retry_failed=retry_failed)
-        loaded = load_spec(spec)
-        _check_one_engine(loaded, spec)
+        line = InlineSpec(targets or (), model, engine, settings or ())
+        document = make_document(line)
+        loaded = document.parse()
+        if document.choice is not None:
+            line = replace(line, engine=document.choice.engine)
+            _show_choice(document.choice)
+        if print_spec:
+            print(document.to_yaml(limit), end="")
+            return
+        _check_one_engine(loaded, line.targets[0])
         options = RunOptions(
             output=DefaultFolder(loaded.model.name, datetime.now()) if output is None else output,
             fresh=fresh,
@@ -92,9 +163,16 @@ def run(
             progress=make_terminal_progress(),
         )
         handle = Run(loaded.engine, loaded.model, options)
-        _run_and_show(handle, loaded, partial(_format_resume_command, spec, limit, cache))
+        _run_and_show(handle, loaded, partial(_format_resume_command, line.words, limit, cache))
         if handle.result.failed:
             raise typer.Exit(EXIT_WITH_FAILURES)
+
+
+def _show_choice(choice: EngineChoice) -> None:
+    if is_quiet():
+        return
+    text = f"engine {choice.engine}: {choice.reason}; --engine NAME takes another"
+    print(mask_text(text), file=sys.stderr, flush=True)
 
 
 def _check_choice(output: str | None, *, fresh: bool, retry_failed: bool) -> None:
@@ -147,15 +225,15 @@ def _run_all(handle: Run, spec: Spec) -> None:
 
 
 def _format_resume_command(
-    spec: str, limit: int | None, cache: str | None, result: RunResult
+    words: Sequence[str], limit: int | None, cache: str | None, result: RunResult
 ) -> str:
-    """The command by which a run goes on."""
-    words = ["evalution", "run", spec, "--output", str(result.folder)]
+    """Return the command by which a run goes on."""
+    words = ["evalution", "run", *words, "--output", str(result.folder)]
     if limit is not None:
         words += ["--limit", str(limit)]
     if cache is not None:
         words += ["--cache", cache]
-    return shlex.join(words)
+    return mask_text(shlex.join(words))
 
 
 def _show(result: RunResult, again: str | None) -> None:

@@ -25,6 +25,12 @@ class Machine:
     cpus: int | None
     accelerators: tuple[str, ...]
 
+    @property
+    def has_gpu(self) -> bool:
+        """True if a vendor's tool lists a device; the line of a failure begins with its name."""
+        tools = tuple(command[0] for command in _TOOLS)
+        return any(not line.startswith(tools) for line in self.accelerators)
+
 
 def inspect_machine() -> Machine:
     """Ask the system and the vendors' tools."""

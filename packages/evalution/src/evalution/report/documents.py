@@ -193,7 +193,9 @@ def _make_suite_document(found: ReportRun, suite: SuiteResult) -> SuiteDocument:
     }
 
 
-def compare_all(runs: Sequence[ReportRun]) -> tuple[dict[str, ComparisonDocument], list[Comparison]]:
+def compare_all(
+    runs: Sequence[ReportRun],
+) -> tuple[dict[str, ComparisonDocument], list[Comparison]]:
     """Return the comparisons by their baseline, and those of the first run with each other one."""
     documents: dict[str, ComparisonDocument] = {}
     pairs = list(combinations(range(len(runs)), 2))

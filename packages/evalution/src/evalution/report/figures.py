@@ -121,7 +121,10 @@ def make_dot_plot(
         summary.format(len(shown)),
         height=48 + len(shown) * max(30, 15 * len(labels) + 12),
         x=Axis(),
-        y=Axis(ticks=[(place, line[0]) for place, line in enumerate(shown)], domain=(len(shown) - 0.5, -0.5)),
+        y=Axis(
+            ticks=[(place, line[0]) for place, line in enumerate(shown)],
+            domain=(len(shown) - 0.5, -0.5),
+        ),
         series=series,
         intervals="x",
     )
@@ -131,7 +134,9 @@ def _make_dots(
     label: RunLabel, places: Mapping[Line, int], points: Sequence[Point], offset: float
 ) -> Series:
     marks = [
-        Mark(point.value, places[point.line] + offset, point.about, *(point.interval or (None, None)))
+        Mark(
+            point.value, places[point.line] + offset, point.about, *(point.interval or (None, None))
+        )
         for point in points
         if point.line in places
     ]

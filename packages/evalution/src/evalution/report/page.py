@@ -139,7 +139,10 @@ def _render_page(
         documents=make_documents(runs, labels, samples_per_suite) if runs else None,
         figures={figure.name: figure for view in views for figure in view.figures},
         sections="".join(
-            render(f"{name}.html.j2", {"parity": parity, "candidates": candidates, "fidelity": fidelity})
+            render(
+                f"{name}.html.j2",
+                {"parity": parity, "candidates": candidates, "fidelity": fidelity},
+            )
             for name, found in (("parity", parity), ("fidelity", fidelity))
             if found
         ),

@@ -94,7 +94,9 @@ def _take_rows(
     sides: Sequence[_Side], wanted: Iterable[int], budget: int
 ) -> tuple[list[dict[str, Any]], int]:
     """Return rows by their numbers until the budget of bytes is spent, and their size."""
-    stored = [(run, None if suite is None else run.samples.of(suite), suite) for run, suite in sides]
+    stored = [
+        (run, None if suite is None else run.samples.of(suite), suite) for run, suite in sides
+    ]
     judges = [None if suite is None else run.judge(suite) for run, suite in sides]
     chosen: list[dict[str, Any]] = []
     used = 0

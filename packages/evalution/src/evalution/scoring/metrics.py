@@ -194,6 +194,23 @@ def estimate_ratio(measures: Sequence[Measure]) -> Estimate:
     return Estimate(ratio, math.sqrt(squares * count / (count - 1)) / total)
 
 
+@dataclass(frozen=True, slots=True)
+class Ratio:
+    """`Σ value / Σ weight`, a share of parts that rows have several of; see `estimate_ratio`."""
+
+    higher_is_better: bool = True
+    failed: float | None = None
+
+    def of_sample(self, measure: Measure) -> float:
+        return measure.value / measure.weight if measure.weight else 0.0
+
+    def estimate(self, measures: Sequence[Measure]) -> Estimate:
+        value, stderr, _ = estimate_ratio(measures)
+        if value is None:
+            return Estimate(None, None)
+        return Estimate(value, stderr, normal_interval(value, stderr, 0.0, 1.0))
+
+
 def _exp(exponent: float) -> float:
     return math.exp(exponent) if exponent < 709.0 else math.inf
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -41,14 +42,14 @@ _MEANINGS = {
 
 @dataclass(slots=True)
 class ChoiceSample(Sample):
-    """A question with its choices; `gold` is the index of the right one.
+    """A question with its choices; `gold` is the index of the right one, or the first of several.
 
-    `subset` is the part of the suite that it belongs to.
+    `right` holds the indices of all right ones where a suite has several; else it is empty.
     """
 
     choices: Sequence[str]
     gold: int
-    subset: str = ""
+    right: Sequence[int] = ()
 
 
 @dataclass(kw_only=True)
@@ -178,6 +179,41 @@ class ContextChoiceSuite(ChoiceSuite):
         return ChoiceSample(
             row.index, prompts[gold], contexts[gold], requests, contexts, gold, subset=row.subset
         )
+
+
+@dataclass(kw_only=True)
+class SeveralRightSuite(ChoiceSuite):
+    """Several choices may be right: the score is their share of the probability of all choices.
+
+    `acc` is `Σ exp(logprob)` of the right choices over that of all, as lm-evaluation-harness 0.4.13
+    computes it for `truthfulqa_mc2`; here it also holds where each probability is too small for a
+    float.
+    """
+
+    @classmethod
+    def describe_metrics(cls) -> Mapping[str, str]:
+        return {"acc": "The probability of the right choices, as a share of that of all choices."}
+
+    @abstractmethod
+    def right_indices(self, row: Row, choices: Sequence[str]) -> Sequence[int]:
+        """Return the indices of the right choices, at least one."""
+        ...
+
+    def gold_index(self, row: Row, choices: Sequence[str]) -> int:
+        return self.right_indices(row, choices)[0]
+
+    def sample(self, fewshot: FewshotRow) -> ChoiceSample:
+        sample = super().sample(fewshot)
+        sample.right = self.right_indices(fewshot.row, sample.choices)
+        return sample
+
+    def score(self, sample: ChoiceSample, answers: Sequence[LoglikelihoodOutput]) -> Score:
+        score = super().score(sample, answers)
+        largest = max(answer.logprob for answer in answers)
+        weights = [math.exp(answer.logprob - largest) for answer in answers]
+        share = math.fsum(weights[index] for index in sample.right) / math.fsum(weights)
+        score.measures = {"acc": Measure(share)}
+        return score
 
 
 _OVER_ALL: dict[str, Metric] = {"f1": F1(), "mcc": MatthewsCorrelation()}

@@ -16,7 +16,6 @@ from evalution.suites.row_suite import Split
 from evalution.suites.suite import PATH
 from evalution.user_input import parse_path, path_errors
 from evalution_core import ConfigurationError
-from evalution_core.plugins import nearest_name, normalize
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,6 +31,8 @@ class Dataset:
         draw_extra_shot: draw one solved row more than is shown, and leave out one that equals the
             question. lm-evaluation-harness 0.4.13 does so where a task's `fewshot_split` and
             `test_split` are the same word, and where it declares neither.
+        rows: number of the evaluated rows, where the data set's card or authors state it.
+        licence: SPDX identifier of the data set's licence, or the card's own word for it.
     """
 
     path: str
@@ -40,6 +41,8 @@ class Dataset:
     fewshot_split: str | None = None
     fewshot_rows: Sequence[Mapping[str, Any]] | None = None
     draw_extra_shot: bool = False
+    rows: int | None = None
+    licence: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,86 +159,3 @@ def local_folder(data: Data) -> Path | None:
     path = parse_path(os.fspath(data))
     with path_errors(path):
         return path if path.is_dir() else None
-
-
-ALL = "all"
-
-
-@dataclass(frozen=True, slots=True)
-class Subset:
-    """One subset and its group; its name is `group.child`."""
-
-    group: str
-    child: str
-
-    @property
-    def name(self) -> str:
-        return f"{self.group}.{self.child}"
-
-
-@dataclass(frozen=True, slots=True)
-class Subsets:
-    """All subsets there are, by group."""
-
-    groups: Mapping[str, Sequence[str]]
-
-    def select(self, names: str | Sequence[str]) -> list[Subset]:
-        """The union of what is named, each subset once, in the order in which they are declared.
-
-        A name is `all`, a group, or `group.child`; case, `-` and `_` don't count.
-
-        Raises:
-            ValueError: a name is none, or there is not one; says what is possible, and the nearest.
-        """
-        wanted = [names] if isinstance(names, str) else list(names)
-        if not wanted:
-            raise ValueError(f"must name at least one of {self._list_names()}")
-        taken = {subset.name for name in wanted for subset in self._find_named(name)}
-        return [subset for subset in self._all() if subset.name in taken]
-
-    def whole_groups(self, chosen: Sequence[Subset]) -> list[str]:
-        """The groups of which nothing is left out."""
-        taken = {subset.name for subset in chosen}
-        return [
-            group
-            for group, children in self.groups.items()
-            if all(f"{group}.{child}" in taken for child in children)
-        ]
-
-    def _all(self) -> list[Subset]:
-        return [Subset(group, child) for group in self.groups for child in self.groups[group]]
-
-    def _find_named(self, name: str) -> list[Subset]:
-        plain = normalize(name.strip())
-        found = [
-            subset
-            for subset in self._all()
-            if plain in (ALL, normalize(subset.group), normalize(subset.name))
-        ]
-        if not found:
-            raise ValueError(self._complaint(name))
-        return found
-
-    def _complaint(self, name: str) -> str:
-        group, dot, _ = name.partition(".")
-        known = {normalize(known): known for known in self.groups}
-        if dot and (spelt := known.get(normalize(group.strip()))):
-            possible = [f"{spelt}.{child}" for child in self.groups[spelt]]
-            listed = ", ".join(possible)
-        else:
-            possible = [ALL, *self.groups, *(subset.name for subset in self._all())]
-            listed = self._list_names()
-        near = self._nearest(name, possible)
-        hint = f" (did you mean {near!r} for {name!r}?)" if near else ""
-        return f"must be among {listed}{hint}"
-
-    def _nearest(self, name: str, possible: Sequence[str]) -> str | None:
-        # A subset's own name, without its group, is the likeliest slip.
-        children = {subset.child: subset.name for subset in self._all()}
-        if near := nearest_name(name, children, cutoff=0.85):
-            return children[near]
-        return nearest_name(name, possible)
-
-    def _list_names(self) -> str:
-        example = self._all()[0].name
-        return f"{ALL}, {', '.join(self.groups)} or a part of one, such as {example}"

@@ -7,10 +7,10 @@ from importlib import import_module
 from pathlib import Path
 from pkgutil import iter_modules
 
-from evalution.hints import SUITE_HINTS, note_working_folder
+from evalution.hints import LM_EVAL, LM_EVAL_HINT, SUITE_ALIASES, SUITE_HINTS, note_working_folder
 from evalution.suites.suite import AnySuite, Suite, SuiteDeclaration, SuiteSet
 from evalution_core import ConfigurationError
-from evalution_core.plugins import PluginRegistry
+from evalution_core.plugins import PluginRegistry, normalize
 
 _GENERIC = {
     "MultipleChoice": "choice_suite",
@@ -51,7 +51,7 @@ def built_in_suite(class_name: str) -> type[AnySuite] | None:
 @cache
 def find_suites() -> PluginRegistry[type[SuiteDeclaration]]:
     """Return the registry of suites; made when one is asked for, as it imports all tasks."""
-    return PluginRegistry(
+    found = PluginRegistry(
         "evalution.suites",
         "suite",
         _check_suite,
@@ -60,6 +60,10 @@ def find_suites() -> PluginRegistry[type[SuiteDeclaration]]:
         distribution="evalution",
         own=SUITE_HINTS,
     )
+    found.aliases.update({normalize(word): meant for word, meant in SUITE_ALIASES.items()})
+    has_lm_eval = any(entry.name == "lm_eval" for entry in found.entries())
+    found.fallback = LM_EVAL_HINT + ("" if has_lm_eval else f" (pip install {LM_EVAL})")
+    return found
 
 
 @cache

@@ -45,6 +45,9 @@ _EXACT_MATCH = ExactMatch()
 Stop = Annotated[
     Sequence[str], Field(description="Texts that end an answer; they are no part of it.")
 ]
+MaxNewTokens = Annotated[
+    int, Field(ge=1, le=LARGEST, description="Tokens of an answer at most, reasoning included.")
+]
 
 
 class Grading(NamedTuple):
@@ -56,9 +59,10 @@ class Grading(NamedTuple):
 
 @dataclass(slots=True)
 class AnswerSample(Sample):
-    """A question with the answer it is compared with, filtered."""
+    """A question with the answer it is compared with, filtered, and the row that it was made of."""
 
     expected: str
+    row: Row
 
 
 @dataclass(kw_only=True)
@@ -82,9 +86,7 @@ class GenerationSuite(PromptedSuite[AnswerSample, GenerationOutput]):
     reference_filters: ClassVar[Sequence[Filter]] = ()
     text_metrics: ClassVar[Sequence[TextMetric]] = ()
 
-    max_new_tokens: Annotated[
-        int, Field(ge=1, le=LARGEST, description="Tokens of an answer at most, reasoning included.")
-    ] = 256
+    max_new_tokens: MaxNewTokens = 256
     stop: Stop = ()
     think_end_token: Annotated[
         str | None,
@@ -109,6 +111,10 @@ class GenerationSuite(PromptedSuite[AnswerSample, GenerationOutput]):
         filtered = {name: Grading(steps, _EXACT_MATCH) for name, steps in self.pipelines.items()}
         return filtered | {metric.name: Grading((), metric) for metric in self.text_metrics}
 
+    def find_gradings(self, row: Row) -> Mapping[str, Grading]:
+        """Return the judgements of an answer to `row`, where its filters depend on the row."""
+        return self.gradings
+
     @classmethod
     def describe_metrics(cls) -> Mapping[str, str]:
         equal = dict.fromkeys(cls.pipelines, "The answer, after its filters, equals the target.")
@@ -129,7 +135,15 @@ class GenerationSuite(PromptedSuite[AnswerSample, GenerationOutput]):
                 grading.metric.check_target(expected)
         except ConfigurationError as error:
             raise ConfigurationError(f"{row.place}: {error}") from None
-        return AnswerSample(row.index, prompt, self.answer_text(row), requests, expected)
+        return AnswerSample(
+            row.index,
+            prompt,
+            self.answer_text(row),
+            requests,
+            expected,
+            row,
+            subset=row.subset,
+        )
 
     def score(self, sample: AnswerSample, answers: Sequence[GenerationOutput]) -> Score:
         written = answers[0]
@@ -152,18 +166,12 @@ class GenerationSuite(PromptedSuite[AnswerSample, GenerationOutput]):
             score.remarks = [*score.remarks, remark]
         return score
 
-    def list_notices(self, remarks: Mapping[str, int], samples: int) -> Iterator[str]:
-        shared = {RIGHT, *NEAR_MISSES}
-        others = {remark: count for remark, count in remarks.items() if remark not in shared}
-        yield from super().list_notices(others, samples)
-        yield from describe_near_misses(remarks, samples)
-
     def grade_answer(self, sample: AnswerSample, text: str, answer: str) -> Score:
         """Return the score of an answer; `text` is all that was written, a thought included."""
         extracted: dict[str, str] = {}
         measures: dict[str, Measure] = {}
         remarks: list[str] = []
-        for name, (filters, metric) in self.gradings.items():
+        for name, (filters, metric) in self.find_gradings(sample.row).items():
             filtered = apply_filters(filters, answer)
             found = extracted[name] = metric.extract(filtered)
             worth = metric.grade(found, sample.expected)
@@ -171,6 +179,12 @@ class GenerationSuite(PromptedSuite[AnswerSample, GenerationOutput]):
             if name == EXACT_MATCH and isinstance(metric, ExactMatch):
                 remarks = [RIGHT] if worth else find_near_misses(filtered, sample.expected)
         return Score(measures, text, extracted, remarks)
+
+    def list_notices(self, remarks: Mapping[str, int], samples: int) -> Iterator[str]:
+        shared = {RIGHT, *NEAR_MISSES}
+        others = {remark: count for remark, count in remarks.items() if remark not in shared}
+        yield from super().list_notices(others, samples)
+        yield from describe_near_misses(remarks, samples)
 
     def _remark(self, reply: ReasoningSplit, *, is_cut_off: bool) -> str | None:
         match reply.reasoning:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import MISSING, Field, dataclass
+from dataclasses import MISSING, Field, dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Generic, Self, TypeVar, cast
@@ -192,13 +192,15 @@ class Sample:
     """One row, ready to run: its requests, and what its line in `samples.jsonl` will show.
 
     `index` is the row's number in its file, or where a suite has several subsets, in all of them
-    one after the other; no two samples of a suite share one.
+    one after the other; no two samples of a suite share one. `subset` is the part of the suite that
+    it belongs to, empty where there is one part.
     """
 
     index: int
     prompt: str | Sequence[Message]
     target: str
     requests: Sequence[Request]
+    subset: str = field(default="", kw_only=True)
 
 
 S = TypeVar("S", bound=Sample)

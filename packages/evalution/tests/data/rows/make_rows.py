@@ -164,6 +164,94 @@ def standard_lambada(chance: Random, index: int) -> Row:
     return {**lambada(chance, index), "domain": "News"}
 
 
+def gpqa(chance: Random, index: int) -> Row:
+    things = [f"{thing} {chance.randrange(9)}" for thing in chance.sample(THINGS, 4)]
+    things[index % 4] = ["  two  blanks ", "a [title] b", "(B) or −1/2", "x² + 1."][index % 4]
+    wrong = {f"Incorrect Answer {place}": things[place] for place in (1, 2, 3)}
+    if index == 5:
+        wrong["Incorrect Answer 3"] = None
+    return {"Question": sentence(chance, index), "Correct Answer": things[0], **wrong}
+
+
+def truthfulqa(chance: Random, index: int) -> Row:
+    texts = [
+        f"{name} {verb} it" for name, verb in zip(chance.sample(NAMES, 6), VERBS, strict=False)
+    ]
+    single = {"choices": texts[: 2 + index % 4], "labels": [1, 0, 0, 0, 0][: 2 + index % 4]}
+    several = {"choices": texts, "labels": [1] * (1 + index % 5) + [0] * (5 - index % 5)}
+    return {"question": sentence(chance, index), "mc1_targets": single, "mc2_targets": several}
+
+
+def mmlu_pro(chance: Random, index: int) -> Row:
+    options = [f"{thing} " for thing in chance.sample(THINGS, 3 + index % 5)]
+    letter = chance.choice("ABCDEFGHIJ"[: len(options)])
+    return {
+        "question_id": index,
+        "question": sentence(chance, index // 2),
+        "options": options + ["naught", "all", "both", "none"][: index % 3],
+        "answer": letter,
+        "answer_index": "ABCDEFGHIJ".index(letter),
+        "cot_content": f"A: Let's think step by step. It is so. The answer is ({letter}).",
+        "category": ["law", "computer science"][index % 2],
+        "src": "made",
+    }
+
+
+def drop(chance: Random, index: int) -> Row:
+    name, place, year = chance.choice(NAMES), chance.choice(PLACES), chance.randrange(1900, 2000)
+    one, other = chance.randrange(2, 30), chance.randrange(2, 4000)
+    passage = f"{name} had {one} points, and {other:,} points near {place} on 3 May {year}."
+    empty = {"number": "", "date": {"day": "", "month": "", "year": ""}, "spans": []}
+    answers: list[dict[str, Any]] = [
+        {**empty, "number": str(one)},
+        {**empty, "date": {"day": "3", "month": "May", "year": str(year)}},
+        {**empty, "spans": [name]},
+        {**empty, "spans": [f"the {one} points", place]},
+        {**empty, "number": f"{other:,}.0"},
+        {**empty, "spans": [f" a well-known {name}, "]},
+    ]
+    checked = [answers[(index + shift) % 6] for shift in range(index % 3)] + [empty] * (index % 2)
+    columns = {key: [answer[key] for answer in checked] for key in empty}
+    return {
+        "section_id": f"made_{index}",
+        "query_id": f"made-{index}",
+        "passage": f"{sentence(chance, index)} {passage}",
+        "question": ["How many points?", "Who, and near which place?"][index % 2],
+        "answer": {**answers[index % 6], "hit_id": "", "worker_id": ""},
+        "validated_answers": {**columns, "hit_id": [], "worker_id": []},
+    }
+
+
+def bbh(task: str) -> Maker:
+    def make(chance: Random, index: int) -> Row:
+        things = chance.sample(THINGS, 4)
+        listed = "\n".join(f"({name}) {thing}" for name, thing in zip("ABCD", things, strict=True))
+        number = chance.randrange(2, 30)
+        asked: dict[str, tuple[str, str]] = {
+            "boolean_expressions": (f"{number} > 9 and not ( False ) is", str(number > 9)),
+            "date_understanding": (f"Which?\nOptions:\n{listed}", f"({'ABCD'[number % 4]})"),
+            "dyck_languages": ("Complete the rest. Input: [ { < ( )", "> } ]"),
+            "object_counting": (f"I have {number} {things[0]}. How many?", str(number)),
+            "sports_understanding": (f"Is it plausible? {things[0]}", ["no", "yes"][number % 2]),
+            "web_of_lies": (f"Does {NAMES[number % 8]} tell the truth?", ["No", "Yes"][number % 2]),
+            "word_sorting": (f"Sort. List: {' '.join(things)}", " ".join(sorted(things))),
+        }
+        question, target = asked[task]
+        return {"input": f"{sentence(chance, index)} {question}", "target": target}
+
+    return make
+
+
+BBH = (
+    "boolean_expressions",
+    "date_understanding",
+    "dyck_languages",
+    "object_counting",
+    "sports_understanding",
+    "web_of_lies",
+    "word_sorting",
+)
+
 RESULTS = [
     (r"\frac{3}{4}", "3/4"),
     (r"\dfrac{1}{2}", "0.5"),
@@ -204,6 +292,104 @@ def math500(chance: Random, index: int) -> Row:
     }
 
 
+PROGRAMS = [
+    ("add", "a + b", "a - b"),
+    ("largest", "max(a, b)", "min(a, b)"),
+    ("distance", "abs(a - b)", "a - b"),
+    ("repeat", "[a] * b", "[b] * a"),
+    ("rest", "a % b", "a / b"),
+]
+"""Name, right expression of a and b, and a wrong one."""
+
+
+def call_program(index: int, chance: Random) -> tuple[str, str, int, int, Any]:
+    name, right, _ = PROGRAMS[index % len(PROGRAMS)]
+    one, other = chance.randrange(4, 9), chance.randrange(1, 4)
+    found = eval(right, {"a": one, "b": other})
+    return f"{name}_{index}", right, one, other, found
+
+
+def humaneval(chance: Random, index: int) -> Row:
+    name, right, one, other, found = call_program(index, chance)
+    return {
+        "task_id": f"HumanEval/{index}",
+        "prompt": f'\n\ndef {name}(a, b):\n    """ {sentence(chance, index)!r}\n    """\n',
+        "canonical_solution": f"    return {right}\n",
+        "test": f"\n\ndef check(candidate):\n    assert candidate({one}, {other}) == {found}\n\n",
+        "entry_point": name,
+    }
+
+
+def mbpp(chance: Random, index: int) -> Row:
+    calls = [call_program(index, chance) for _ in range(3)]
+    return {
+        "task_id": 11 + index,
+        "text": f"Write a python function {calls[0][0]}. {sentence(chance, index)}",
+        "code": f"def {calls[0][0]}(a, b):\r\n  return {calls[0][1]} ",
+        "test_list": [f"assert {name}({a},{b}) == {found}" for name, _, a, b, found in calls],
+        "test_setup_code": "",
+        "challenge_test_list": [],
+    }
+
+
+INSTRUCTIONS: list[tuple[str, Row]] = [
+    ("keywords:existence", {"keywords": ["harbour", "boat"]}),
+    ("keywords:frequency", {"keyword": " boat ", "frequency": 2, "relation": "at least"}),
+    ("keywords:forbidden_words", {"forbidden_words": ["rain", "storm"]}),
+    ("keywords:letter_frequency", {"letter": "o", "let_frequency": 4, "let_relation": "less than"}),
+    ("language:response_language", {"language": "de"}),
+    ("length_constraints:number_sentences", {"num_sentences": 3, "relation": "at least"}),
+    ("length_constraints:number_paragraphs", {"num_paragraphs": 2}),
+    ("length_constraints:number_words", {"num_words": 8, "relation": "less than"}),
+    (
+        "length_constraints:nth_paragraph_first_word",
+        {"num_paragraphs": 2, "nth_paragraph": 2, "first_word": "Then"},
+    ),
+    ("detectable_content:number_placeholders", {"num_placeholders": 2}),
+    ("detectable_content:postscript", {"postscript_marker": "P.S."}),
+    ("detectable_content:postscript", {"postscript_marker": "P.P.S"}),
+    ("detectable_format:number_bullet_lists", {"num_bullets": 2}),
+    ("detectable_format:constrained_response", {}),
+    ("detectable_format:number_highlighted_sections", {"num_highlights": 2}),
+    ("detectable_format:multiple_sections", {"section_spliter": "Section", "num_sections": 2}),
+    ("detectable_format:json_format", {}),
+    ("detectable_format:title", {}),
+    ("combination:two_responses", {}),
+    ("combination:repeat_prompt", {"prompt_to_repeat": "Where is the boat?"}),
+    ("startend:end_checker", {"end_phrase": "That is all."}),
+    ("startend:quotation", {}),
+    (
+        "change_case:capital_word_frequency",
+        {"capital_frequency": 2, "capital_relation": "at least"},
+    ),
+    ("change_case:english_capital", {}),
+    ("change_case:english_lowercase", {}),
+    ("punctuation:no_comma", {}),
+]
+"""Instructions of IFEval with their arguments: every kind there is."""
+
+
+def ifeval(chance: Random, index: int) -> Row:
+    # The last rows have two instructions, one of which the first rows have alone.
+    chosen = [INSTRUCTIONS[index % len(INSTRUCTIONS)]]
+    if index >= len(INSTRUCTIONS):
+        chosen.append(INSTRUCTIONS[-index % len(INSTRUCTIONS)])
+    return {
+        "key": 1000 + index,
+        "prompt": f"Task {index}: {sentence(chance, index)}",
+        "instruction_id_list": [name for name, _ in chosen],
+        "kwargs": [arguments for _, arguments in chosen],
+    }
+
+
+def wmt(first: str, second: str) -> Maker:
+    def make(chance: Random, index: int) -> Row:
+        texts = [f"{index}: {sentence(chance, index).replace(chr(10), ' ')}", sentence(chance)]
+        return {"translation": dict(zip((first, second), texts, strict=True))}
+
+    return make
+
+
 GLUE: dict[str, tuple[Maker, str]] = {
     "sst2": (single, "validation"),
     "cola": (single, "validation"),
@@ -231,7 +417,19 @@ TASKS: dict[str, tuple[Maker, dict[str, int]]] = {
     "wikitext": (wikitext, {"train": 2, "validation": 2, "test": 20}),
     "gsm8k": (gsm8k, {"train": 12, "test": 21}),
     "gsm8k_platinum": (platinum, {"test": 21}),
+    "gpqa": (gpqa, {"train": 21}),
+    "truthfulqa": (truthfulqa, {"validation": 21}),
+    "mmlu_pro": (mmlu_pro, {"validation": 14, "test": 44}),
+    "drop": (drop, {"train": 6, "validation": 24}),
+    **{f"bbh/{task}": (bbh(task), {"test": 20}) for task in BBH},
     "math500": (math500, {"test": 23}),
+    "humaneval": (humaneval, {"test": 21}),
+    "mbpp": (mbpp, {"test": 21}),
+    "ifeval": (ifeval, {"train": 30}),
+    **{
+        f"wmt/{first}-{second}": (wmt(first, second), {"validation": 4, "test": 20})
+        for first, second in (("fr", "en"), ("de", "en"), ("ro", "en"))
+    },
 }
 
 

@@ -12,12 +12,16 @@ from evalution.suites.dataset import Dataset, DatasetRows
 from evalution_core import ConfigurationError
 
 
+def _arc(name: str, rows: int) -> Dataset:
+    return Dataset("allenai/ai2_arc", "test", name, "train", rows=rows, licence="CC-BY-SA-4.0")
+
+
 @dataclass(kw_only=True)
 class ARCEasy(DatasetRows, ChoiceSuite):
     """Grade-school science questions, the easy set (Clark et al. 2018, arXiv:1803.05457)."""
 
     task = "arc_easy"
-    dataset = Dataset("allenai/ai2_arc", "test", "ARC-Easy", fewshot_split="train")
+    dataset = _arc("ARC-Easy", 2376)
     metric_names: ClassVar[Sequence[str]] = ("acc", "acc_norm")
 
     def question_text(self, row: Row) -> str:
@@ -40,7 +44,7 @@ class ARCChallenge(ARCEasy):
     """Grade-school science questions, the hard set (Clark et al. 2018, arXiv:1803.05457)."""
 
     task = "arc_challenge"
-    dataset = Dataset("allenai/ai2_arc", "test", "ARC-Challenge", fewshot_split="train")
+    dataset = _arc("ARC-Challenge", 1172)
 
 
 def _read_list(row: Row, name: str) -> list[str]:

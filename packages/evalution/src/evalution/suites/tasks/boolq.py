@@ -12,7 +12,7 @@ from evalution.suites.dataset import Dataset, DatasetRows
 
 @dataclass(kw_only=True)
 class BoolQ(DatasetRows, ChoiceSuite):
-    """Is the answer no or yes, going by a passage (Clark et al. 2019, arXiv:1905.10044)."""
+    """Answer no or yes to a question about a passage (Clark et al. 2019, arXiv:1905.10044)."""
 
     task = "boolq"
     dataset = Dataset(

@@ -9,13 +9,15 @@ from evalution.suites.choice_suite import ClassificationSuite
 from evalution.suites.dataset import Dataset, DatasetRows
 
 
-def _glue(name: str, split: str = "validation") -> Dataset:
-    return Dataset("nyu-mll/glue", split, name, fewshot_split="train", draw_extra_shot=True)
+def _glue(name: str, split: str = "validation", rows: int | None = None) -> Dataset:
+    return Dataset(
+        "nyu-mll/glue", split, name, fewshot_split="train", draw_extra_shot=True, rows=rows
+    )
 
 
 @dataclass(kw_only=True)
 class SST2(DatasetRows, ClassificationSuite):
-    """Is a sentence of a film review negative or positive."""
+    """Decide whether a sentence of a film review is negative or positive."""
 
     task = "sst2"
     dataset = _glue("sst2")
@@ -28,10 +30,10 @@ class SST2(DatasetRows, ClassificationSuite):
 
 @dataclass(kw_only=True)
 class CoLA(DatasetRows, ClassificationSuite):
-    """Is a sentence acceptable English."""
+    """Decide whether a sentence is acceptable English."""
 
     task = "cola"
-    dataset = _glue("cola")
+    dataset = _glue("cola", rows=1043)
     classes = ("no", "yes")
     metric_names = ("mcc",)
 
@@ -41,7 +43,7 @@ class CoLA(DatasetRows, ClassificationSuite):
 
 @dataclass(kw_only=True)
 class MRPC(DatasetRows, ClassificationSuite):
-    """Do two sentences of the news say the same."""
+    """Decide whether two sentences of the news say the same."""
 
     task = "mrpc"
     dataset = _glue("mrpc")
@@ -57,7 +59,7 @@ class MRPC(DatasetRows, ClassificationSuite):
 
 @dataclass(kw_only=True)
 class QQP(DatasetRows, ClassificationSuite):
-    """Do two questions ask the same."""
+    """Decide whether two questions ask the same."""
 
     task = "qqp"
     dataset = _glue("qqp")
@@ -73,7 +75,7 @@ class QQP(DatasetRows, ClassificationSuite):
 
 @dataclass(kw_only=True)
 class QNLI(DatasetRows, ClassificationSuite):
-    """Does a sentence hold the answer to a question."""
+    """Decide whether a sentence holds the answer to a question."""
 
     task = "qnli"
     dataset = _glue("qnli")
@@ -88,7 +90,7 @@ class QNLI(DatasetRows, ClassificationSuite):
 
 @dataclass(kw_only=True)
 class RTE(DatasetRows, ClassificationSuite):
-    """Does a sentence follow from a text."""
+    """Decide whether a sentence follows from a text."""
 
     task = "rte"
     dataset = _glue("rte")
@@ -101,7 +103,7 @@ class RTE(DatasetRows, ClassificationSuite):
 
 @dataclass(kw_only=True)
 class WNLI(RTE):
-    """Does a sentence follow once its pronoun is resolved."""
+    """Decide whether a sentence follows once its pronoun is resolved."""
 
     task = "wnli"
     dataset = _glue("wnli")
@@ -110,10 +112,10 @@ class WNLI(RTE):
 
 @dataclass(kw_only=True)
 class MNLI(DatasetRows, ClassificationSuite):
-    """Does a hypothesis follow from a premise, contradict it, or neither."""
+    """Decide whether a hypothesis follows from a premise, contradicts it, or neither."""
 
     task = "mnli"
-    dataset = _glue("mnli", "validation_matched")
+    dataset = _glue("mnli", "validation_matched", rows=9815)
     classes = ("True", "Neither", "False")
 
     def question_text(self, row: Row) -> str:

@@ -92,8 +92,17 @@ def _pipelines(strict: Regex) -> Mapping[str, Sequence[Filter]]:
 
 def _gsm8k(conclusion: str | None = None) -> Dataset:
     if conclusion is None:
-        return Dataset("openai/gsm8k", "test", "main", fewshot_split="train")
-    return Dataset("openai/gsm8k", "test", "main", fewshot_rows=format_examples(conclusion))
+        return Dataset(
+            "openai/gsm8k", "test", "main", fewshot_split="train", rows=1319, licence="MIT"
+        )
+    return Dataset(
+        "openai/gsm8k",
+        "test",
+        "main",
+        fewshot_rows=format_examples(conclusion),
+        rows=1319,
+        licence="MIT",
+    )
 
 
 def _platinum(conclusion: str | None = None) -> Dataset:

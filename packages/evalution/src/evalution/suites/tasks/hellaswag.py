@@ -19,7 +19,9 @@ class HellaSwag(DatasetRows, ChoiceSuite):
     """The right one of four endings of a scene (Zellers et al. 2019, arXiv:1905.07830)."""
 
     task = "hellaswag"
-    dataset = Dataset("Rowan/hellaswag", "validation", fewshot_split="train", draw_extra_shot=True)
+    dataset = Dataset(
+        "Rowan/hellaswag", "validation", fewshot_split="train", draw_extra_shot=True, rows=10042
+    )
     metric_names: ClassVar[Sequence[str]] = ("acc", "acc_norm")
 
     def question_text(self, row: Row) -> str:

@@ -77,7 +77,7 @@ class HendrycksMath500(DatasetRows, GenerationSuite):
     """
 
     task = "hendrycks_math500"
-    dataset = Dataset(_PATH, "test", "default")
+    dataset = Dataset(_PATH, "test", "default", rows=500)
     pipelines: ClassVar[Mapping[str, Sequence[Filter]]] = {}
     text_metrics: ClassVar[Sequence[TextMetric]] = (LatexMatch(),)
 
@@ -107,6 +107,7 @@ class MinervaMath500(HendrycksMath500):
             {"problem": problem, "solution": solution + _CLOSING.format(answer), _SHOT: "1"}
             for problem, solution, answer in _SOLVED
         ],
+        rows=500,
     )
     text_metrics = (FinalAnswerMatch(), MathVerify())
 

@@ -2,20 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
-from functools import cached_property
-from typing import Annotated
-
-from pydantic import Field
+from collections.abc import Sequence
+from dataclasses import dataclass
 
 from evalution.rows.local import Row
-from evalution.scoring.metrics import Mean, Measure, Metric
 from evalution.suites.choice_suite import ChoiceSample, ChoiceSuite
-from evalution.suites.dataset import ALL, Dataset, DatasetRows, Subset, Subsets, local_folder
+from evalution.suites.dataset import Dataset
 from evalution.suites.prompted_suite import FixedShotsOption
-from evalution.suites.row_suite import Split
-from evalution_core import ConfigurationError
+from evalution.suites.subsets import Subsets, SubsetSuite
+from evalution_core import ConfigurationError, LoglikelihoodOutput
 
 SUBJECTS = Subsets(
     {
@@ -92,7 +87,7 @@ _LETTERS = ("A", "B", "C", "D")
 
 
 @dataclass(kw_only=True)
-class MMLU(DatasetRows, ChoiceSuite):
+class MMLU(SubsetSuite[ChoiceSample, LoglikelihoodOutput], ChoiceSuite):
     """Exam questions of 57 subjects (Hendrycks et al. 2020, arXiv:2009.03300).
 
     `subsets` is `all`, a group (`stem`), a subject (`stem.abstract_algebra`), or a list of those:
@@ -104,31 +99,11 @@ class MMLU(DatasetRows, ChoiceSuite):
     """
 
     task = "mmlu"
-    dataset = Dataset("cais/mmlu", "test", fewshot_split="dev")
+    dataset = Dataset("cais/mmlu", "test", fewshot_split="dev", rows=14042, licence="MIT")
+    parts = SUBJECTS
+    part_noun = "subject"
 
-    subsets: Annotated[
-        str | Sequence[str],
-        Field(
-            description="Subjects: all, a group such as stem, a subject such as "
-            "stem.abstract_algebra, or a list of those."
-        ),
-    ] = ALL
     fixed_shots: FixedShotsOption = True
-
-    def check_options(self) -> None:
-        super().check_options()
-        try:
-            _ = self._chosen
-        except ValueError as error:
-            raise self.wrong("subsets", str(error)) from None
-        if self.data is not None and local_folder(self.data) is None:
-            raise self.wrong("data", "must be a folder with one folder for each subject")
-
-    def splits(self) -> Sequence[Split]:
-        return [self._subject_split(subset) for subset in self._chosen]
-
-    def make_metrics(self) -> Mapping[str, Metric]:
-        return self._metrics
 
     def description_text(self, row: Row) -> str:
         subject = row.subset.partition(".")[2].replace("_", " ")
@@ -146,38 +121,3 @@ class MMLU(DatasetRows, ChoiceSuite):
 
     def gold_index(self, row: Row, choices: Sequence[str]) -> int:
         return row.index_in("answer", len(choices))
-
-    def measures(
-        self, sample: ChoiceSample, chosen: Mapping[str, int]
-    ) -> Mapping[str, Measure | None]:
-        right = Measure(float(chosen["acc"] == sample.gold))
-        return {**dict.fromkeys(self._metrics), **dict.fromkeys(self._find_metrics(sample), right)}
-
-    def failure(self, sample: ChoiceSample) -> Mapping[str, Measure]:
-        return dict.fromkeys(self._find_metrics(sample), Measure(0.0))
-
-    @cached_property
-    def _chosen(self) -> Sequence[Subset]:
-        return SUBJECTS.select(self.subsets)
-
-    @cached_property
-    def _metrics(self) -> Mapping[str, Metric]:
-        names = [*SUBJECTS.whole_groups(self._chosen), *(subset.name for subset in self._chosen)]
-        return dict.fromkeys(["acc", *(f"acc,{name}" for name in names)], Mean())
-
-    def _find_metrics(self, sample: ChoiceSample) -> list[str]:
-        group = sample.subset.partition(".")[0]
-        names = ("acc", f"acc,{group}", f"acc,{sample.subset}")
-        return [name for name in names if name in self._metrics]
-
-    def _subject_split(self, subset: Subset) -> Split:
-        subject = replace(self.dataset, name=subset.child)
-        if self.data is None:
-            return self.make_split(subject, None, subset.name)
-        folder = local_folder(self.data)
-        if folder is None or not (folder / subset.child).is_dir():
-            raise ConfigurationError(
-                f"{self.data} holds no folder {subset.child}, which is a subject of the subsets "
-                f"{self.subsets!r}; choose others with subsets"
-            )
-        return self.make_split(subject, folder / subset.child, subset.name)

@@ -1,0 +1,261 @@
+"""A spec from the words of a command line: suites or a YAML file, a model, an engine, settings.
+
+Everything ends in the document that a YAML file would hold, so that `--print-spec` can write it and
+one set of checks judges it.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path, PurePath
+from typing import Any, cast
+
+import yaml
+
+from evalution.doctor.engine_choice import SERVER, EngineChoice, choose_engine, is_server
+from evalution.hints import name_engine_options
+from evalution.rows.local import BUILTIN
+from evalution.suites.discovery import load_suite
+from evalution.user_input import parse_path
+from evalution.yaml_spec.run_spec import Spec, find_spec, parse_spec
+from evalution.yaml_spec.yaml_file import as_mapping, read_declaration, read_yaml
+from evalution_core import ConfigurationError
+from evalution_core.builtins import BUILTINS
+from evalution_core.discovery import ENGINES
+from evalution_core.options import option_fields
+from evalution_core.plugins import did_you_mean, normalize
+
+SPEC_ENDINGS = (".yaml", ".yml")
+_TOP = ("isolate", "on_error", "max_failures")
+_RULE = (
+    "a setting is engine.OPTION=VALUE, model.FIELD=VALUE or SUITE.OPTION=VALUE, or without a dot "
+    f"{', '.join(_TOP)}"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class InlineSpec:
+    """The words of a run's command line; `targets` are suites, files of rows, or one spec."""
+
+    targets: Sequence[str]
+    model: str | None = None
+    engine: str | None = None
+    settings: Sequence[str] = ()
+
+    @property
+    def words(self) -> list[str]:
+        """The words that a command line has for it."""
+        named = (("--model", self.model), ("--engine", self.engine))
+        options = [word for pair in named if pair[1] is not None for word in pair]
+        return [
+            *self.targets,
+            *map(str, options),
+            *(w for s in self.settings for w in ("--set", s)),
+        ]
+
+
+@dataclass(frozen=True, slots=True)
+class SpecDocument:
+    """The content of a spec's file, its place, and the engine that was chosen, if one was."""
+
+    content: Mapping[str, Any]
+    path: Path
+    choice: EngineChoice | None
+
+    def parse(self) -> Spec:
+        """Return the spec; errors begin with the name of its file, where it comes from one."""
+        try:
+            return parse_spec(self.content, self.path)
+        except ConfigurationError as error:
+            if self.path.name:
+                error.args = (f"{self.path}: {error}",)
+            elif rows := next(
+                (test["name"] for test in self.content["tests"] if "data" in test), ""
+            ):
+                error.add_note(f"hint: --set {rows}.prompt='{{question}}' sets one of its options")
+            raise
+
+    def to_yaml(self, limit: int | None) -> str:
+        """Return the YAML, where `limit` is an option of each test.
+
+        Raises:
+            ConfigurationError: a test has no such option.
+        """
+        content = dict(self.content)
+        if limit is not None:
+            content["tests"] = [_bound(test, limit) for test in content["tests"]]
+        return yaml.safe_dump(content, sort_keys=False, allow_unicode=True)
+
+
+def _bound(test: object, limit: int) -> Mapping[str, Any]:
+    name, options = read_declaration(test, "test")
+    known = {option.name for option in option_fields(load_suite(name))}
+    bound = next((option for option in ("max_rows", "limit") if option in known), None)
+    if bound is None:
+        raise ConfigurationError(
+            f"suite {name} has no option for --limit; leave it out, and give it to the run"
+        )
+    return {"type": name, **options, bound: min(limit, options.get(bound) or limit)}
+
+
+def make_document(line: InlineSpec) -> SpecDocument:
+    """Return the document that the words stand for.
+
+    Raises:
+        ConfigurationError: a word is wrong, or no engine for the model is installed.
+    """
+    path, content = _read_targets(line)
+    for section, key in (("engine", "type"), ("model", "path")):
+        content[section] = _open(content.get(section), key)
+    if isinstance(tests := content.get("tests"), list):
+        content["tests"] = [_open(test, "type") for test in cast("list[Any]", tests)]
+    if line.engine is not None:
+        content["engine"] = {"type": line.engine}
+    if line.model is not None:
+        _place_model(content, line.model, path)
+    for setting in line.settings:
+        _apply(content, setting)
+    is_complete = line.engine is not None or path.name
+    choice = None if is_complete else _choose(content, line.model)
+    for section in ("engine", "model"):
+        if not content[section]:
+            del content[section]
+    return SpecDocument(content, path, choice)
+
+
+def _read_targets(line: InlineSpec) -> tuple[Path, dict[str, Any]]:
+    """Return the path and the content of a spec, or `.` and the declarations of suites."""
+    targets = [part for target in line.targets for part in _split(target)]
+    specs = [target for target in targets if _is_spec(target)]
+    if not targets:
+        raise ConfigurationError(
+            "name a suite or a spec: `evalution run hellaswag --model PATH`, or `evalution run "
+            "spec.yaml`; `evalution suites` lists the suites"
+        )
+    if not specs:
+        tests = [_declare_test(target, line.settings) for target in targets]
+        return Path(), {"engine": None, "model": None, "tests": tests}
+    if len(targets) > 1:
+        raise ConfigurationError(f"{specs[0]} is a spec, which stands alone; run one at a time")
+    path = find_spec(specs[0])
+    try:
+        return path, dict(as_mapping(read_yaml(path), "a spec"))
+    except ConfigurationError as error:
+        if str(path) not in str(error):
+            error.args = (f"{path}: {error}",)
+        raise
+
+
+def _open(declared: Any, key: str) -> Any:
+    """Return a section as a mapping, into which settings can be written."""
+    if declared is None:
+        return {}
+    return {key: declared} if isinstance(declared, str) else declared
+
+
+def _choose(content: dict[str, Any], model: str | None) -> EngineChoice:
+    """Put the engine for the model into a document without one."""
+    if model is None:
+        raise ConfigurationError(
+            "name the model: --model PATH (a folder, a .gguf file, a Hub name, the URL of a "
+            "server, or builtin:tiny)"
+        )
+    choice = choose_engine(model, content["engine"])
+    content["engine"] = {"type": choice.engine, **content["engine"]}
+    return choice
+
+
+def _split(target: str) -> list[str]:
+    """Return the parts of `a,b`, as lm-eval writes several tasks; a file keeps its comma."""
+    is_file = parse_path(target).exists()
+    return [target] if is_file else [part for part in target.split(",") if part]
+
+
+def _is_spec(target: str) -> bool:
+    if target.startswith(BUILTIN):
+        return not _is_builtin_rows(target)
+    return target.endswith(SPEC_ENDINGS) or parse_path(target).is_dir()
+
+
+def _is_builtin_rows(target: str) -> bool:
+    name, _, rows = target.removeprefix(BUILTIN).partition("/")
+    return f"rows/{rows}" in BUILTINS.load(name)
+
+
+def _declare_test(target: str, settings: Sequence[str]) -> dict[str, Any]:
+    """Return the declaration of a suite, of lm-eval's `lm_eval/TASK`, or of a file of rows."""
+    package, _, task = target.partition("/")
+    if normalize(package) == "lmeval" and task:
+        return {"type": "lm_eval", "tasks": task}
+    path = parse_path(target)
+    if not target.startswith(BUILTIN) and (":" in target or not (path.suffix or path.is_file())):
+        return {"type": target}
+    options = {setting.partition("=")[0].rpartition(".")[2] for setting in settings}
+    kind = next((kind for option, kind in _ROW_SUITES.items() if option in options), "generation")
+    return {"type": kind, "name": path.stem, "data": target}
+
+
+_ROW_SUITES = {"choices": "multiple_choice", "text": "perplexity"}
+"""The suite of a file of rows by the option that it alone has."""
+
+
+def _place_model(content: dict[str, Any], model: str, path: Path) -> None:
+    _refuse_engine_as_model(model)
+    engine = content["engine"]
+    if is_server(model) and normalize(engine.get("type", SERVER)) == normalize(SERVER):
+        engine["base_url"] = model
+        return
+    beside = parse_path(model)
+    is_elsewhere = path.parent != Path() and beside.exists()
+    content["model"] = {"path": str(beside.absolute()) if is_elsewhere else model}
+
+
+def _refuse_engine_as_model(model: str) -> None:
+    if "/" in model or parse_path(model).exists():
+        return
+    engines = {normalize(name): name for name in (*ENGINES.names(), *ENGINES.own)}
+    meant = ENGINES.aliases.get(normalize(model), engines.get(normalize(model)))
+    if meant is not None:
+        raise ConfigurationError(
+            f"--model {model} names an engine; write {name_engine_options(meant)} --model PATH, "
+            "where PATH is the model"
+        )
+
+
+def _apply(content: dict[str, Any], setting: str) -> None:
+    key, separator, text = setting.partition("=")
+    if not key or not separator:
+        raise ConfigurationError(f"--set {setting} is not KEY=VALUE; {_RULE}")
+    try:
+        value: Any = json.loads(text)
+    except ValueError:
+        value = text
+    section, *rest = key.split(".")
+    place: Any = content
+    if rest:
+        place = _find_section(content, section, setting)
+    elif section not in _TOP:
+        raise ConfigurationError(f"--set {setting} doesn't say where {section} belongs; {_RULE}")
+    for name in rest[:-1]:
+        inner: Any = place.setdefault(name, {})
+        if not isinstance(inner, dict):
+            raise ConfigurationError(f"--set {setting}: {name} holds no options")
+        place = cast("dict[str, Any]", inner)
+    place[key.rpartition(".")[2]] = value
+
+
+def _find_section(content: dict[str, Any], section: str, setting: str) -> Any:
+    """Return the mapping that holds the options of the engine, the model or a suite."""
+    sections = {"engine": content["engine"], "model": content["model"]}
+    for test in reversed(content["tests"]):
+        names = [test.get(key) for key in ("type", "kind", "tasks", "data", "name")]
+        sections |= {PurePath(name).stem: test for name in names if isinstance(name, str)}
+    found = next((name for name in sections if normalize(name) == normalize(section)), None)
+    if found is None:
+        raise ConfigurationError(
+            f"--set {setting}: this run has no {section!r}{did_you_mean(section, sections)} "
+            f"(it has: {', '.join(sections)})"
+        )
+    return sections[found].get("params") or sections[found]

@@ -1,0 +1,114 @@
+"""Suites of translations, scored over the whole corpus by sacreBLEU."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from typing import Any, ClassVar
+
+from evalution.hints import import_extra
+from evalution.results import MetricResult
+from evalution.scoring.filters import Filter
+from evalution.scoring.metrics import NORMAL_QUANTILE, Measure, Metric, MetricAccumulator, Score
+from evalution.suites.generation_suite import AnswerSample, GenerationSuite
+from evalution.suites.row_suite import FewshotRow
+
+_METRICS = {
+    "bleu": "Corpus BLEU, 0 to 100: runs of up to four words in common.",
+    "ter": "Corpus TER: edits in a hundred words of the reference; lower is better.",
+    "chrf": "Corpus chrF, 0 to 100: runs of up to six characters in common.",
+}
+_LOWER_IS_BETTER = {"ter"}
+_RESAMPLES = 1000
+_DIGITS = 9
+
+
+@dataclass(slots=True)
+class TranslationScore(Score):
+    """A translation with its reference, for scores that only the corpus has."""
+
+    translation: str = ""
+    reference: str = ""
+
+
+@dataclass(kw_only=True)
+class TranslationSuite(GenerationSuite):
+    """The model translates a text; the corpus of all answers is scored by sacreBLEU (extra text).
+
+    A row's line shows the same metrics of that row alone. The interval is sacreBLEU's bootstrap
+    over rows. A row whose request failed isn't counted.
+    """
+
+    pipelines: ClassVar[Mapping[str, Sequence[Filter]]] = {}
+
+    @classmethod
+    def describe_metrics(cls) -> Mapping[str, str]:
+        return _METRICS
+
+    def make_metrics(self) -> Mapping[str, Metric]:
+        return {}
+
+    def make_accumulator(self) -> MetricAccumulator:
+        return CorpusAccumulator()
+
+    def sample(self, fewshot: FewshotRow) -> AnswerSample:
+        _load_metrics()
+        return super().sample(fewshot)
+
+    def grade_answer(self, sample: AnswerSample, text: str, answer: str) -> TranslationScore:
+        return TranslationScore({}, text, {}, (), answer, sample.expected)
+
+
+class CorpusAccumulator:
+    """Collects translations and references, and scores them together."""
+
+    def __init__(self) -> None:
+        self._pairs: dict[int, tuple[str, str]] = {}
+
+    def record(self, index: int, score: Score) -> Mapping[str, float]:
+        assert isinstance(score, TranslationScore)
+        self._pairs[index] = (score.translation, score.reference)
+        return {
+            name: metric.sentence_score(score.translation, [score.reference]).score
+            for name, metric in _load_metrics().items()
+        }
+
+    def fail(self, index: int, measures: Mapping[str, Measure]) -> Mapping[str, float]:
+        return {}
+
+    @property
+    def running(self) -> tuple[str, float] | None:
+        return None
+
+    def results(self) -> dict[str, MetricResult]:
+        pairs = [self._pairs[index] for index in sorted(self._pairs)]
+        return {
+            name: _score_corpus(metric, pairs, higher_is_better=name not in _LOWER_IS_BETTER)
+            for name, metric in _load_metrics().items()
+        }
+
+
+def _score_corpus(
+    metric: Any, pairs: Sequence[tuple[str, str]], *, higher_is_better: bool
+) -> MetricResult:
+    if not pairs:
+        return MetricResult(None, None, higher_is_better, 0, None)
+    translations, references = ([pair[side] for pair in pairs] for side in (0, 1))
+    resamples = _RESAMPLES if len(pairs) > 1 else 1
+    found = metric.corpus_score(translations, [references], n_bootstrap=resamples)
+    bounds = json.loads(found.format(width=_DIGITS, signature="a:b", is_json=True))
+    if not (margin := bounds.get("confidence_var")):
+        return MetricResult(found.score, None, higher_is_better, len(pairs), None)
+    mean = bounds["confidence_mean"]
+    interval = (max(0.0, mean - margin), mean + margin)
+    return MetricResult(
+        found.score, margin / NORMAL_QUANTILE, higher_is_better, len(pairs), interval
+    )
+
+
+@cache
+def _load_metrics() -> Mapping[str, Any]:
+    library = import_extra("sacrebleu.metrics", "text", "a suite of translations", "sacrebleu")
+    return {"bleu": library.BLEU(), "ter": library.TER(), "chrf": library.CHRF()}

@@ -1,0 +1,216 @@
+"""`evalution run SUITE --model PATH`: its words, the YAML they stand for, and mistakes."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from evalution.cli import program
+from evalution.hints import OPTION_HINTS, SUITE_ALIASES
+from evalution.suites.discovery import available_suites
+
+SCENE = {
+    "ctx_a": "A man opens a door.",
+    "ctx_b": "he",
+    "activity_label": "Home",
+    "endings": ["leaves.", "flies.", "sings.", "melts."],
+    "label": 0,
+}
+
+
+@pytest.fixture
+def scenes(folder: Path) -> str:
+    """A file with three rows of HellaSwag."""
+    (folder / "scenes.jsonl").write_text(3 * (json.dumps(SCENE) + "\n"), encoding="utf-8")
+    return "hellaswag.data=scenes.jsonl"
+
+
+def read_scores(folder: Path) -> Any:
+    found = json.loads((folder / "results.json").read_text(encoding="utf-8"))
+    return [(suite["name"], suite["n"], suite["metrics"]) for suite in found["suites"]]
+
+
+def test_line_and_the_yaml_that_it_prints_run_to_the_same_result(
+    command_line: Any, folder: Path, scenes: str
+) -> None:
+    rows = ("--set", "rows.prompt={question}", "--set", "rows.choices=choices")
+    words = ("run", "hellaswag", "rows.jsonl", "-m", "builtin:tiny", "-n", "2", "-s", scenes)
+    words = (*words, *rows, "-s", "rows.target=right", "-s", "engine.dtype=float32")
+    ran = command_line(*words, "--output", "line")
+    assert ran.returncode == 0, ran.stderr
+    chosen = "engine Reference: builtin:tiny is the model of a package; --engine NAME takes another"
+    assert ran.stderr.splitlines()[0] == chosen
+    printed = command_line(*words, "--print-spec")
+    assert yaml.safe_load(printed.stdout) == {
+        "engine": {"type": "Reference", "dtype": "float32"},
+        "model": {"path": "builtin:tiny"},
+        "tests": [
+            {"type": "hellaswag", "data": "scenes.jsonl", "max_rows": 2},
+            {
+                "type": "multiple_choice",
+                "name": "rows",
+                "data": "rows.jsonl",
+                "prompt": "{question}",
+                "choices": "choices",
+                "target": "right",
+                "max_rows": 2,
+            },
+        ],
+    }
+    (folder / "printed.yaml").write_text(printed.stdout, encoding="utf-8")
+    assert command_line("printed.yaml", "-q", "--output", "spec").returncode == 0
+    assert read_scores(folder / "line") == read_scores(folder / "spec")
+    assert [suite[:2] for suite in read_scores(folder / "line")] == [("hellaswag", 2), ("rows", 2)]
+
+
+def test_settings_go_over_those_of_a_spec(command_line: Any, folder: Path, spec: Any) -> None:
+    (folder / "sub").mkdir()
+    (folder / "rows.jsonl").rename(folder / "sub" / "rows.jsonl")
+    (folder / "weights").mkdir()
+    spec(folder / "sub", rest="max_failures: 0\n")
+    words = ("sub/spec.yaml", "--model", "weights", "-s", "generation.max_new_tokens=3")
+    words = (*words, "-s", "rows.max_rows=4", "-s", "isolate=false", "-n", "6", "--print-spec")
+    done = command_line("run", *words)
+    found = yaml.safe_load(done.stdout)
+    assert found["model"] == {"path": str(folder / "weights")}
+    assert (found["max_failures"], found["isolate"]) == (0, False)
+    (test,) = found["tests"]
+    assert (test["max_new_tokens"], test["max_rows"]) == (3, 4)
+
+
+def test_unfinished_line_prints_the_line_that_resumes_it(
+    command_line: Any, folder: Path, scenes: str
+) -> None:
+    (folder / "dying_line.py").write_text(
+        "from dataclasses import dataclass\n"
+        "from evalution_core import EngineRuntimeError\n"
+        "from evalution_enginekit.mock import Mock, MockSession\n"
+        "@dataclass(slots=True)\n"
+        "class Dying(Mock):\n"
+        "    def build(self, model):\n"
+        "        return DyingSession('m', 512, 8)\n"
+        "class DyingSession(MockSession):\n"
+        "    def loglikelihood_continuous(self, requests, *, batch_size=None):\n"
+        "        raise EngineRuntimeError('the runtime died')\n"
+    )
+    words = ["hellaswag", "--model", "m", "--engine", "dying_line:Dying", "--set", scenes]
+    done = command_line("run", *words, "--output", "out")
+    assert done.returncode == 1
+    assert f"to resume: evalution run {' '.join(words)} --output out\n" in done.stdout
+
+
+LM_EVAL = "any task of lm-eval is one too: {type: lm_eval, tasks: NAME} in a spec, lm_eval/NAME"
+TINY = ("--model", "builtin:tiny")
+MISTAKES: dict[str, tuple[Sequence[str], Sequence[str]]] = {
+    "nothing": ([], ["name a suite or a spec", "evalution run hellaswag --model PATH"]),
+    "no model": (["hellaswag"], ["name the model: --model PATH", "builtin:tiny"]),
+    "a misspelt suite": (["hellaswg", *TINY], ["'hellaswg'", "did you mean 'hellaswag'?"]),
+    "a suite by another name": (["arc-c", *TINY], ["'arc-c'", "did you mean 'arc_challenge'?"]),
+    "a suite of lm-eval": (["toxigen_like_task", *TINY], ["toxigen_like_task", LM_EVAL]),
+    "a spec among suites": (["a.yaml", "piqa"], ["a.yaml is a spec, which stands alone"]),
+    "an engine that is missing": (
+        ["piqa", *TINY, "-e", "tensorrt_llm"],
+        ["no engine 'tensorrt_llm' is installed", "pip install evalution-tensorrt-llm"],
+    ),
+    "an engine by another name": (
+        ["piqa", *TINY, "-e", "hf"],
+        ["no engine 'hf' is installed", "Transformers"],
+    ),
+    "an engine as a model": (
+        ["piqa", "--model", "hf"],
+        ["--model hf names an engine", "--engine Transformers --model PATH"],
+    ),
+    "a server as a model": (
+        ["piqa", "--model", "ollama"],
+        ["--engine OpenAICompatible --set engine.base_url=http://127.0.0.1:11434 --model PATH"],
+    ),
+    "a setting without a value": (["piqa", *TINY, "-s", "x"], ["--set x is not KEY=VALUE"]),
+    "a setting without a place": (
+        ["piqa", *TINY, "-s", "num_fewshot=3"],
+        ["doesn't say where num_fewshot belongs", "SUITE.OPTION=VALUE", "isolate"],
+    ),
+    "a setting of another suite": (
+        ["piqa", *TINY, "-s", "pika.num_fewshot=3"],
+        ["this run has no 'pika'", "did you mean 'piqa'?", "(it has: engine, model, piqa)"],
+    ),
+    "a misspelt setting": (
+        ["piqa", *TINY, "-s", "piqa.fewshot=3"],
+        ["suite PIQA has no option 'fewshot'", "did you mean 'num_fewshot'?"],
+    ),
+    "a setting inside of a number": (
+        ["piqa", *TINY, "-s", "engine.dtype=1", "-s", "engine.dtype.x=1"],
+        ["--set engine.dtype.x=1: dtype holds no options"],
+    ),
+    "an engine that can't score": (
+        ["piqa", "-m", "m", "-e", "mute:Mute", "-s", "piqa.data=rows.jsonl"],
+        ["suite 'piqa' needs loglikelihood"],
+    ),
+}
+
+
+@pytest.mark.parametrize("mistake", MISTAKES)
+def test_mistake_in_a_line_is_one_sentence(
+    command_line: Any, assert_says: Any, folder: Path, mistake: str
+) -> None:
+    (folder / "mute.py").write_text(
+        "from dataclasses import dataclass\n"
+        "from evalution_core import Capability\n"
+        "from evalution_enginekit.mock import Mock\n"
+        "@dataclass(slots=True)\n"
+        "class Mute(Mock):\n"
+        "    capabilities = frozenset({Capability.GENERATE})\n"
+    )
+    words, parts = MISTAKES[mistake]
+    done = command_line("run", *words)
+    for part in parts:
+        assert_says(done, 2, part)
+    assert not (folder / "runs").exists()
+
+
+def test_rows_without_their_options_get_a_hint(command_line: Any, assert_says: Any) -> None:
+    done = command_line("run", "rows.jsonl", *TINY)
+    assert_says(done, 2, "suite Generation needs the option")
+    assert "hint: --set rows.prompt='{question}' sets one of its options" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("words", "advice"),
+    [
+        (["--model", "hf", "--tasks", "piqa"], "there is no option --tasks: suites stand alone"),
+        (["--model_args=pretrained=x"], "there is no option --model_args: --model PATH names the"),
+        (["piqa", "--num_fewshot", "5"], "write --set SUITE.num_fewshot=5"),
+        (["piqa", "-o", "base_url=x"], "--output FOLDER, or --set engine.KEY=VALUE for an option"),
+    ],
+)
+def test_option_of_another_program_gets_the_one_that_does_the_same(
+    command_line: Any, words: list[str], advice: str
+) -> None:
+    done = command_line("run", *words)
+    assert done.returncode == 2
+    assert advice in " ".join(done.stderr.split())
+
+
+@pytest.mark.parametrize(
+    ("value", "message"), [("-5", "must be at least 1, got '-5'"), ("0.1", "integer, got '0.1'")]
+)
+def test_wrong_limit_is_shown(command_line: Any, value: str, message: str) -> None:
+    done = command_line("run", "builtin:tiny/quickstart", "-n", value)
+    assert (done.returncode, message in done.stderr) == (2, True)
+
+
+def test_no_option_that_a_command_has_is_said_to_be_missing() -> None:
+    for verb, advice in OPTION_HINTS.items():
+        command = program.load_command(verb)
+        assert not advice.keys() & {word for option in command.params for word in option.opts}
+    assert set(SUITE_ALIASES.values()) <= set(available_suites())
+
+
+@pytest.mark.parametrize("verb", [verb for verb in program.COMMANDS if verb != "fidelity"])
+def test_help_names_no_type_of_python(command_line: Any, verb: str) -> None:
+    assert not re.search("<(int|str|list|float|path)", command_line(verb, "-h").stdout)

@@ -1,0 +1,90 @@
+"""Suites of programs: permission, pass@k, and execution that repeats without generating."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import evalution
+from evalution.scoring import sandbox
+from evalution.suites import load_suite
+from evalution.suites.code_suite import estimate_pass
+from evalution_core import Capability, ConfigurationError, GenerationOutput
+from evalution_enginekit.mock import Mock, MockSession
+
+ROWS = Path(__file__).parents[1] / "data" / "rows"
+ROW = {
+    "prompt": "def add(a, b):\n",
+    "test": "def check(candidate):\n    assert candidate(2, 3) == 5",
+    "entry_point": "add",
+    "canonical_solution": "    return a + b",
+}
+
+pytestmark = pytest.mark.skipif(
+    bool(sandbox.find_missing_locks()), reason="needs Linux 6.2 or newer with Landlock and seccomp"
+)
+
+
+def humaneval(**options: Any) -> Any:
+    kind: Any = load_suite("humaneval")
+    return kind(**{"data": [ROW], "execute": "sandbox", **options})
+
+
+def test_a_run_without_permission_ends_before_the_model_is_loaded() -> None:
+    with pytest.raises(
+        ConfigurationError,
+        match="suite 'humaneval': the answers are programs, and scoring runs them on this machine; "
+        "write execute: sandbox to allow that in a locked process",
+    ):
+        evalution.run(engine=Mock(), model="m", tests=[humaneval(execute=None)])
+
+
+def test_pass_at_k_counts_the_right_ones_of_several_sampled_answers() -> None:
+    suite = humaneval(num_samples=3, k=[1, 2])
+    sample = next(suite.samples())
+    assert [(one.do_sample, one.temperature, one.seed) for one in sample.requests] == [
+        (True, 0.2, seed) for seed in (1234, 1235, 1236)
+    ]
+    assert Capability.SAMPLING in suite.needs
+    texts = ["    return a + b", "    return a - b", "    return a * b"]
+    score = suite.score(sample, [GenerationOutput("", text) for text in texts])
+    assert {name: measure.value for name, measure in score.measures.items()} == {
+        "pass@1": pytest.approx(1 / 3),
+        "pass@2": pytest.approx(2 / 3),
+    }
+    assert score.extracted["tests"] == ["passed", "AssertionError: ", "AssertionError: "]
+
+
+def test_the_chance_of_a_right_answer_among_k() -> None:
+    assert [estimate_pass(5, right, 2) for right in (0, 1, 4, 5)] == [0.0, pytest.approx(0.4), 1, 1]
+    with pytest.raises(ConfigurationError, match=r"must not exceed num_samples \(1\), got \[5\]"):
+        humaneval(k=[5])
+
+
+def test_only_what_follows_a_thought_is_run() -> None:
+    suite = humaneval(think_end_token="</think>")
+    written = GenerationOutput("", "def f(:</think>\n\n    return a + b", finish_reason="stop")
+    score = suite.score(next(suite.samples()), [written])
+    assert score.measures["pass@1"].value == 1
+
+
+def test_programs_run_again_on_answers_of_a_cache(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def run(**options: Any) -> Any:
+        suite = humaneval(max_new_tokens=8, **options)
+        return evalution.run(engine=Mock(), model="m", tests=[suite], cache=tmp_path / "cache")
+
+    first = run()["humaneval"]
+    monkeypatch.setattr(MockSession, "_generate_tokens", lambda *_: pytest.fail("generated"))
+    second = run(time_limit_s=9.0)["humaneval"]
+    assert (first.n, first.failed) == (second.n, second.failed) == (1, 0)
+
+
+def test_what_stays_unlocked_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sandbox, "find_missing_locks", lambda: ("memory",))
+    suite = humaneval(execute="partial")
+    score = suite.score(next(suite.samples()), [GenerationOutput("", "    return a + b")])
+    assert score.remarks == ["ran without a lock on memory"]
