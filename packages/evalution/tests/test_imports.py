@@ -8,6 +8,7 @@ import sys
 
 import pytest
 
+import evalution
 from evalution.cli.program import COMMANDS
 
 PROBE = """
@@ -19,16 +20,42 @@ print(json.dumps(sorted(sys.modules)))
 ENGINE_PARTS = {"evalution_reference", "evalution_enginekit", "numpy", "tokenizers", "torch"}
 
 
-def loaded_by(code: str) -> set[str]:
+def modules_loaded_by(code: str) -> set[str]:
     command = [sys.executable, "-c", PROBE, code]
     done = subprocess.run(command, capture_output=True, text=True, check=True)
-    return {name.partition(".")[0] for name in json.loads(done.stdout)}
+    return set(json.loads(done.stdout))
+
+
+def loaded_by(code: str) -> set[str]:
+    return {name.partition(".")[0] for name in modules_loaded_by(code)}
+
+
+def test_import_of_the_package_alone_imports_nothing_else() -> None:
+    loaded = modules_loaded_by("import evalution; dir(evalution)")
+    assert {name for name in loaded if name.startswith("evalution")} == {"evalution"}
+    assert not loaded & {"pydantic", "typing_extensions"}
+
+
+def test_help_imports_no_command_and_no_table() -> None:
+    loaded = modules_loaded_by(
+        "from evalution.cli import app; app(['--help'], standalone_mode=False)"
+    )
+    packages = {"comparison", "fidelity", "parity", "results", "runs", "suites", "yaml_spec"}
+    assert not loaded & {"rich", "yaml", *(f"evalution.{name}" for name in packages)}
+    assert "evalution.cli.run" not in loaded
+
+
+def test_package_has_no_other_attributes() -> None:
+    assert [name for name in evalution.__all__ if getattr(evalution, name) is None] == []
+    assert dir(evalution) == evalution.__all__
+    with pytest.raises(AttributeError, match="module 'evalution' has no attribute 'Runs'"):
+        _ = evalution.Runs  # pyright: ignore[reportAttributeAccessIssue, reportUnknownVariableType]
 
 
 @pytest.mark.parametrize(
     "code",
     [
-        "import evalution, evalution.engines.base, evalution.config; dir(evalution.engines)",
+        "from evalution import *; import evalution.engines.base, evalution.config; dir(engines)",
         "import evalution; evalution.suites.available_suites()",
         "import evalution.parity",
     ],

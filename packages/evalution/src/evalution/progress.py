@@ -15,14 +15,13 @@ _SILENCE_S = 60.0
 _WAIT_S = 30.0
 _SHARE = 0.1
 
+Running = tuple[str, float] | None
+"""A metric's name and its value so far."""
+
 
 def is_quiet() -> bool:
     """Report whether the logger `evalution` lets no warning pass, as `--quiet` sets it."""
     return not logging.getLogger("evalution").isEnabledFor(logging.WARNING)
-
-
-Running = tuple[str, float] | None
-"""A metric's name and its value so far."""
 
 
 class Progress:

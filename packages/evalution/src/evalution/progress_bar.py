@@ -144,7 +144,7 @@ class _StateColumn(ProgressColumn):
 def make_terminal_progress() -> Progress:
     """Return a progress bar on a terminal, plain lines elsewhere, nothing where it is quiet.
 
-    A terminal that can't move its cursor gets lines.
+    A terminal that can't move its cursor gets lines too; both are on stderr.
     """
     if is_quiet():
         return Progress()

@@ -11,15 +11,18 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from evalution.results import MetricResult, RunResult, SuiteResult
+from evalution.ascii_text import SIGNS
 
 if TYPE_CHECKING:
     from rich.text import Text
+
+    from evalution.results import MetricResult, RunResult, SuiteResult
 
 _WIDTH = 120
 """Of a table that goes to no terminal."""
 
 _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
+_FILLING = re.compile(r" +(?=\n)")
 _INTERVAL = "95 % interval"
 _WIDE = 100
 _NARROW = 64
@@ -33,7 +36,19 @@ class _VerbatimConsole(Console):
 
     def render_str(self, text: str, **options: Any) -> Text:
         # A model's answer, or somebody's rows, must not rule the terminal.
-        return super().render_str(_CONTROL.sub(_escape, text), **options)
+        shown = _CONTROL.sub(_escape, text)
+        is_unicode = self.encoding.startswith("utf")
+        return super().render_str(shown if is_unicode else shown.translate(SIGNS), **options)
+
+    def print(self, *objects: Any, **options: Any) -> None:
+        """Print as rich does, and to a file without the blanks that fill a table's lines."""
+        if self.is_terminal:
+            super().print(*objects, **options)
+            return
+        with self.capture() as captured:
+            super().print(*objects, **options)
+        self.file.write(_FILLING.sub("", captured.get()))
+        self.file.flush()
 
 
 def make_console(*, stderr: bool = False) -> Console:
@@ -70,10 +85,16 @@ def make_result_table(result: RunResult, *, width: int = _WIDTH) -> Table:
     """Suite, metric, value, standard error, interval, n, failed, truncated; ↑ is better higher.
 
     On a terminal of less than 100 columns the standard error is left out, and failed and truncated
-    where nothing was; on one of less than 64 also the interval: a score must be readable in full.
+    where nothing was; on one of less than 64 also the interval: a score must be readable in full. A
+    line below names what is left out.
     """
     shown = _choose_columns(result, width)
     table = Table(title=_make_title(result), box=box.SIMPLE_HEAD, title_justify="left")
+    if width < _NARROW:
+        table.show_edge, table.padding = False, (0, 0)
+    if width < _WIDE:
+        left_out = "stderr" if width >= _NARROW else f"{_INTERVAL}, stderr"
+        table.caption, table.caption_justify = f"wider terminals: {left_out}", "left"
     for name in ("suite", "metric"):
         table.add_column(name, overflow="fold")
     for name in shown:

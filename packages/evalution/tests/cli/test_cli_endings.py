@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import json
 import os
+import pty
 import shlex
 import subprocess
 import sys
@@ -197,11 +198,14 @@ def test_isolation_is_no_hint_where_it_is_impossible_or_no_request_was_lost(
     assert capsys.readouterr().err == "error: device lost\n"
 
 
-@pytest.mark.parametrize("times", [1, 2])
-def test_ctrl_c_keeps_what_was_finished_and_the_run_can_go_on(
-    spec: Any, command_line: Any, folder: Path, times: int
+@pytest.mark.parametrize(
+    ("signal", "times", "word", "status"),
+    [("SIGINT", 1, "Ctrl-C", 130), ("SIGINT", 2, "Ctrl-C", 130), ("SIGTERM", 1, "SIGTERM", 143)],
+)
+def test_ending_signal_keeps_what_was_finished_and_the_run_can_go_on(
+    spec: Any, command_line: Any, folder: Path, times: int, signal: str, word: str, status: int
 ) -> None:
-    module = f"interrupted_{times}"
+    module = f"interrupted_{signal}_{times}"
     (folder / f"{module}.py").write_text(
         "import os, signal\n"
         "from dataclasses import dataclass\n"
@@ -213,7 +217,7 @@ def test_ctrl_c_keeps_what_was_finished_and_the_run_can_go_on(
         "            if count == 7 and not os.path.exists('done'):\n"
         "                open('done', 'w').close()\n"
         f"                for _ in range({times}):\n"
-        "                    signal.raise_signal(signal.SIGINT)\n"
+        f"                    signal.raise_signal(signal.{signal})\n"
         "            yield answer\n"
         "@dataclass(slots=True)\n"
         "class Interrupted(Mock):\n"
@@ -222,8 +226,8 @@ def test_ctrl_c_keeps_what_was_finished_and_the_run_can_go_on(
     )
     name = spec(folder, engine=f"{module}:Interrupted")
     done = command_line("run", name, "--output", "out", "--limit", "30")
-    assert done.returncode == 130
-    assert "finishing what is in flight; Ctrl-C once more ends at once" in done.stderr
+    assert done.returncode == status
+    assert f"finishing what is in flight; {word} once more ends at once" in done.stderr
     assert "interrupted; what was finished is kept" in done.stderr
     assert "to resume: " in done.stdout
     _, again = done.stdout.split("to resume: evalution ")
@@ -235,3 +239,58 @@ def test_ctrl_c_keeps_what_was_finished_and_the_run_can_go_on(
     again = command_line(*shlex.split(again))
     assert again.returncode == 0
     assert f"{finished} of 30 were finished before" in again.stderr
+
+
+def test_sigterm_while_the_model_is_loaded_ends_a_run_at_once(
+    spec: Any, command_line: Any, folder: Path
+) -> None:
+    (folder / "ended.py").write_text(
+        "import signal\n"
+        "from dataclasses import dataclass\n"
+        "from evalution_enginekit.mock import Mock\n"
+        "@dataclass(slots=True)\n"
+        "class Ended(Mock):\n"
+        "    def build(self, model):\n"
+        "        signal.raise_signal(signal.SIGTERM)\n"
+    )
+    done = command_line("run", spec(folder, engine="ended:Ended"), "--output", "out")
+    assert done.returncode == 143
+    assert done.stderr.endswith("interrupted; what was finished is kept\n")
+    assert not (folder / "out").exists()
+
+
+def test_run_whose_terminal_is_closed_ends_with_its_results_written(
+    spec: Any, folder: Path
+) -> None:
+    (folder / "waiting.py").write_text(
+        "import os\n"
+        "from dataclasses import dataclass\n"
+        "from evalution_enginekit.mock import Mock, MockSession\n"
+        "class Session(MockSession):\n"
+        "    def generate_continuous(self, requests, *, batch_size=None):\n"
+        "        for count, answer in enumerate(super().generate_continuous(requests)):\n"
+        "            if count == 7:\n"
+        "                print('seven answers', flush=True)\n"
+        "                try:\n"
+        "                    os.read(0, 1)\n"
+        "                except OSError:\n"
+        "                    pass\n"
+        "            yield answer\n"
+        "@dataclass(slots=True)\n"
+        "class Waiting(Mock):\n"
+        "    def build(self, model):\n"
+        "        return Session('m', 512, 2)\n"
+    )
+    command = ["-m", "evalution", "run", spec(folder, engine="waiting:Waiting"), "--output", "out"]
+    child, terminal = pty.fork()
+    if not child:
+        os.chdir(folder)
+        os.execv(sys.executable, [sys.executable, *command])
+    shown = b""
+    while b"seven answers" not in shown:
+        shown += os.read(terminal, 1 << 16)
+    os.close(terminal)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 129
+    found = json.loads((folder / "out" / "results.json").read_text(encoding="utf-8"))
+    assert found["status"] == "interrupted"
+    assert len((folder / "out" / "samples.jsonl").read_text(encoding="utf-8").splitlines()) >= 8

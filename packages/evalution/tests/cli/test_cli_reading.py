@@ -104,7 +104,7 @@ def test_samples_of_a_suite_that_was_cut_off_are_shown(
     lines = [*lines[:6], lines[9], lines[7], lines[9], lines[6][:-40]]
     samples.write_text("".join(lines), encoding="utf-8")
     shown = command_line("show", "one").stdout
-    assert "\nquestions: not finished; --samples questions shows what it has so far\n" in shown
+    assert "\nquestions: not finished, 2 samples so far; --samples questions shows them\n" in shown
     done = command_line("show", "one", "--samples", "questions", "--json")
     rows = json.loads(done.stdout)
     assert [(row["suite"], row["index"]) for row in rows] == [("questions", 1), ("questions", 3)]

@@ -192,7 +192,7 @@ def test_bar_fits_a_narrow_terminal_and_an_ascii_one(
     assert len(line) <= width
 
 
-def test_quiet_and_dumb_terminals_get_no_bar(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_dumb_terminal_gets_no_bar(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FORCE_COLOR", "1")
     assert type(make_terminal_progress()) is ProgressBar
     monkeypatch.setenv("TERM", "dumb")

@@ -13,6 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
 
+from evalution.ascii_text import replace_lacking_signs
 from evalution.progress_bar import ProgressBar
 from evalution.results import MetricResult, RunResult, SampleResult, SuiteResult, to_json
 from evalution.runs.options import DefaultFolder, RunOptions
@@ -206,6 +207,47 @@ def test_table_shows_every_number(capsys: pytest.CaptureFixture[str]) -> None:
     assert ["none", "↑", "–", "0", "0", "2"] in lines
 
 
+def test_table_in_a_file_has_no_blanks_at_the_ends_of_lines(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    terminal = make_console()
+    terminal.print("error:", end=" ")
+    terminal.print(make_result_table(run_result()))
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0].startswith("error: p on Mock")
+    assert [line for line in lines if line != line.rstrip()] == []
+
+
+def test_table_of_an_ascii_stream_says_which_direction_is_better(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    stream = io.TextIOWrapper(io.BytesIO(), encoding="ascii")
+    replace_lacking_signs(stream)
+    monkeypatch.setattr("sys.stdout", stream)
+    make_console().print(make_result_table(run_result()))
+    print("≥ 3 ± 1 … é")
+    stream.seek(0)
+    shown = stream.read().replace("|", "")
+    lines = [line.split() for line in shown.splitlines()]
+    assert ["acc", "^", "0.2500", "+-", "0.1250", "[0.046,", "0.699]", "4", "0", "-"] in lines
+    assert ["sums", "ppl", "v", "1.5e+09", "3", "0", "-"] in lines
+    assert lines[-1] == [">=", "3", "+-", "1", "...", "?"]
+
+
+def test_terminal_of_the_c_locale_gets_ascii_and_a_file_what_python_writes(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    class Terminal(io.TextIOWrapper):
+        def isatty(self) -> bool:
+            return True
+
+    monkeypatch.setattr("locale.getencoding", lambda: "ANSI_X3.4-1968")
+    terminal, file = (kind(io.BytesIO(), encoding="utf-8") for kind in (Terminal, io.TextIOWrapper))
+    for stream in (terminal, file):
+        replace_lacking_signs(stream)
+    assert (terminal.encoding, file.encoding) == ("ascii", "utf-8")
+
+
 def test_brackets_in_names_are_no_markup(capsys: pytest.CaptureFixture[str]) -> None:
     found = run_result(name="a[/b] :smile:")
     found.model["label"] = "[/INST] x"
@@ -225,6 +267,7 @@ def test_every_score_is_readable_on_a_narrow_terminal(width: int) -> None:
         assert value in shown.get()
     assert ("± 0.1250" in shown.get()) == (width >= 100)
     assert ("[0.046, 0.699]" in shown.get()) == (width >= 64)
+    assert ("wider terminals:" in shown.get()) == (width < 100)
     assert "…" not in shown.get()
 
 
@@ -236,6 +279,16 @@ def test_narrow_terminal_shows_what_was_truncated(truncated: int | None, is_show
     with terminal.capture() as shown:
         terminal.print(make_result_table(found, width=50))
     assert ("cut" in shown.get()) == is_shown
+
+
+def test_names_of_metrics_are_whole_in_40_columns(capsys: pytest.CaptureFixture[str]) -> None:
+    found = run_result(name="prose")
+    (suite,) = found.suites
+    suite.metrics = {"word_perplexity": suite.metrics["ppl"]}
+    make_console().print(make_result_table(found, width=40))
+    lines = capsys.readouterr().out.splitlines()
+    assert any("word_perplexity ↓" in line for line in lines)
+    assert max(map(len, lines)) <= 40
 
 
 def test_progress_bar_shows_brackets_as_they_are() -> None:

@@ -10,7 +10,7 @@ from typing import Annotated, TypeVar
 
 import typer
 
-from evalution.cli.errors import EXIT_INTERRUPTED, EXIT_WITH_FAILURES
+from evalution.cli.errors import EXIT_WITH_FAILURES, find_signal_status
 from evalution.results import to_json
 from evalution.table import make_console
 from evalution_core import ConfigurationError
@@ -156,9 +156,9 @@ def bench(
     )
     try:
         _bench(subject, load, chat=chat, tokenizer=tokenizer, output=output)
-    except KeyboardInterrupt:
+    except KeyboardInterrupt as error:
         print("interrupted; a benchmark is written at its end, so there is none", file=sys.stderr)
-        raise typer.Exit(EXIT_INTERRUPTED) from None
+        raise typer.Exit(find_signal_status(error)) from None
 
 
 def _read_engine(

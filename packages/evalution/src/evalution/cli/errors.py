@@ -6,12 +6,12 @@ import sys
 import traceback
 from collections.abc import Generator
 from contextlib import contextmanager
-from signal import SIG_IGN, SIGINT, signal
+from signal import SIG_IGN, SIGINT
 
 import typer
 
+from evalution.cli.signals import SignalReceived, catch_signals, raise_received
 from evalution.redaction import mask_text
-from evalution.table import make_console
 from evalution_core import (
     ConfigurationError,
     EngineRuntimeError,
@@ -20,7 +20,7 @@ from evalution_core import (
     UnsupportedRequestError,
 )
 
-EXIT_FAILED, EXIT_USAGE, EXIT_WITH_FAILURES, EXIT_INTERRUPTED = 1, 2, 3, 130
+EXIT_FAILED, EXIT_USAGE, EXIT_WITH_FAILURES = 1, 2, 3
 EXIT_OUTSIDE = EXIT_WITH_FAILURES
 """Two engines differ by more than the tolerance."""
 _HINT = "hint: "
@@ -33,23 +33,31 @@ def exit_status(error: EvalutionError) -> int:
     return EXIT_USAGE if is_usage else EXIT_FAILED
 
 
+def find_signal_status(error: KeyboardInterrupt) -> int:
+    """Return the exit status of a command that a signal ended: 130, 143 or 129."""
+    return 128 + (error.number if isinstance(error, SignalReceived) else SIGINT)
+
+
 @contextmanager
 def report_errors(*, debug: bool) -> Generator[None]:
-    """Print an `EvalutionError` or a Ctrl-C in one line, and leave with its exit code."""
+    """Print an `EvalutionError` or a Ctrl-C in one line, and leave with its exit code.
+
+    SIGTERM and SIGHUP end a command as Ctrl-C does.
+    """
     try:
-        yield
+        with catch_signals(raise_received):
+            yield
     except EvalutionError as error:
         if debug:
             _print_traceback()
         print_error(error)
         raise typer.Exit(exit_status(error)) from None
-    except KeyboardInterrupt:
-        before = signal(SIGINT, SIG_IGN)  # a second Ctrl-C must not end this as something else
-        if debug:
-            _print_traceback()
-        print("interrupted; what was finished is kept", file=sys.stderr)
-        signal(SIGINT, before)
-        raise typer.Exit(EXIT_INTERRUPTED) from None
+    except KeyboardInterrupt as error:
+        with catch_signals(SIG_IGN):  # a second one must not end this as something else
+            if debug:
+                _print_traceback()
+            print("interrupted; what was finished is kept", file=sys.stderr)
+        raise typer.Exit(find_signal_status(error)) from None
 
 
 @contextmanager
@@ -73,6 +81,8 @@ def _print_traceback() -> None:
 
 def print_error(error: EvalutionError) -> None:
     """Print the error, its notes and what to do next to stderr, without secrets."""
+    from evalution.table import make_console  # noqa: PLC0415 - an eighth of the program's start
+
     terminal = make_console(stderr=True)
     terminal.print("error:", style="bold red", end=" ")
     terminal.print(mask_text(str(error)), soft_wrap=True)

@@ -5,13 +5,13 @@ from __future__ import annotations
 import os
 import sys
 from importlib.metadata import version as installed_version
-from io import TextIOWrapper
 from pkgutil import resolve_name
 from typing import Annotated, Any, NamedTuple
 
 import typer
 from typer.core import TyperCommand, TyperGroup
 
+from evalution.ascii_text import replace_lacking_signs
 from evalution.cli.errors import EXIT_FAILED
 from evalution.cli.extensions import add_commands
 from evalution.cli.options import Command, make_app
@@ -135,8 +135,7 @@ app = make_app("evalution", cls=_Program, help="Measure language models on any e
 def main() -> None:
     """Run the command line; a reader of stdout that leaves, such as `head`, ends it silently."""
     for stream in (sys.stdout, sys.stderr):
-        if isinstance(stream, TextIOWrapper):
-            stream.reconfigure(errors="replace")  # a terminal may lack a character
+        replace_lacking_signs(stream)
     try:
         try:
             app()

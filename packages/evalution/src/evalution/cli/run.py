@@ -1,4 +1,4 @@
-"""Ctrl-C while a run goes on: the first finishes what is in flight, the second ends at once."""
+"""`evalution run`; the first Ctrl-C finishes what is in flight, the second ends at once."""
 
 from __future__ import annotations
 
@@ -9,8 +9,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from datetime import datetime
 from functools import partial
-from signal import SIGINT, default_int_handler, getsignal, signal
-from threading import current_thread, main_thread
+from signal import SIGINT, Signals
 from types import FrameType
 from typing import Annotated
 
@@ -20,6 +19,7 @@ from evalution.cli.errors import EXIT_WITH_FAILURES, hint_isolation, report_erro
 from evalution.cli.inline_spec import InlineSpec, make_document
 from evalution.cli.listings import complete_engines, complete_suites
 from evalution.cli.options import DebugOption
+from evalution.cli.signals import SignalReceived, catch_signals, leave_terminal
 from evalution.doctor.engine_choice import EngineChoice
 from evalution.progress import is_quiet
 from evalution.progress_bar import make_terminal_progress
@@ -36,27 +36,28 @@ from evalution_core import ConfigurationError, EvalutionError, UnsupportedReques
 
 @contextmanager
 def finish_in_flight(handle: Run) -> Generator[None]:
-    """Within it, a Ctrl-C asks `handle` to stop; where nothing is in flight it ends at once."""
+    """Within it, a signal asks `handle` to stop; where nothing is in flight it ends at once."""
+    received: list[int] = []
 
     def interrupt(number: int, frame: FrameType | None) -> None:
+        leave_terminal(number)
+        received.append(number)
         if not handle.stop():
             raise KeyboardInterrupt
+        again = "Ctrl-C" if number == SIGINT else Signals(number).name
         print(
-            "finishing what is in flight; Ctrl-C once more ends at once",
+            f"finishing what is in flight; {again} once more ends at once",
             file=sys.stderr,
             flush=True,
         )
 
-    # Only the main thread gets signals; whoever handles them otherwise goes on doing so.
-    is_ours = current_thread() is main_thread() and getsignal(SIGINT) is default_int_handler
-    if not is_ours:
-        yield
-        return
-    before = signal(SIGINT, interrupt)
-    try:
-        yield
-    finally:
-        signal(SIGINT, before)
+    with catch_signals(interrupt):
+        try:
+            yield
+        except KeyboardInterrupt as error:
+            if not received:
+                raise
+            raise SignalReceived(received[0]) from error
 
 
 TargetsArgument = Annotated[

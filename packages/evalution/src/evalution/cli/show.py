@@ -70,8 +70,9 @@ def _show_run(run: RunResult) -> None:
 
 def _list_unfinished(run: RunResult) -> Iterator[str]:
     for suite in read_partial_suites(run):
-        option = f"--samples {shlex.quote(suite.name)}"
-        yield f"{suite.name}: not finished; {option} shows what it has so far"
+        option, count = f"--samples {shlex.quote(suite.name)}", len(suite.stored_samples)
+        have = "1 sample" if count == 1 else f"{count} samples"
+        yield f"{suite.name}: not finished, {have} so far; {option} shows them"
 
 
 def _list_conditions(run: RunResult) -> Iterator[tuple[str, str]]:
