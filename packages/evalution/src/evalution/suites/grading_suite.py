@@ -7,7 +7,8 @@ from dataclasses import dataclass, field
 from itertools import tee
 from typing import Any
 
-from evalution.samples import SampleResult, SuiteSamples
+from evalution.samples import SampleResult
+from evalution.samples_file import SuiteSamples
 from evalution.scoring.metrics import (
     CohenKappa,
     Mean,
