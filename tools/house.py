@@ -21,8 +21,8 @@ from lint_imports import source_folders
 ROOT = Path(__file__).parents[1]
 CORE = "evalution_core"
 
-MODULES, LINES = 389, 69_000
-PACKAGE_MODULES = {"evalution": 140, "evalution_enginekit": 29}
+MODULES, LINES = 428, 75_300
+PACKAGE_MODULES = {"evalution": 179, "evalution_enginekit": 29}
 MODULE_CEILING, MODULE_FLOOR, FUNCTION_CEILING, CORE_CEILING = 500, 40, 50, 1_235
 REASON = "own module"
 """A module below the floor with one importer says in its docstring why it is its own module."""

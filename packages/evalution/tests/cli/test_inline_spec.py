@@ -173,8 +173,12 @@ def test_mistake_in_a_line_is_one_sentence(
     assert not (folder / "runs").exists()
 
 
-def test_rows_without_their_options_get_a_hint(command_line: Any, assert_says: Any) -> None:
-    done = command_line("run", "rows.jsonl", *TINY)
+def test_rows_without_their_options_get_a_hint(
+    command_line: Any, assert_says: Any, tmp_path: Path
+) -> None:
+    rows = tmp_path / "rows.jsonl"
+    rows.write_text('{"x": "1 + 1", "y": "2"}', encoding="utf-8")
+    done = command_line("run", str(rows), *TINY)
     assert_says(done, 2, "suite Generation needs the option")
     assert "hint: --set rows.prompt='{question}' sets one of its options" in done.stderr
 

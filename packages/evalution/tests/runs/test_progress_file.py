@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 
 import evalution
-import evalution.runs.progress_file as progress_file
 from evalution import suites
 from evalution.progress import Progress
 from evalution.runs.progress_file import PROGRESS, ProgressFile, RunState, read_progress
@@ -29,7 +28,7 @@ class Clock:
 
 def test_state_counts_samples_of_the_whole_run(monkeypatch: pytest.MonkeyPatch) -> None:
     clock = Clock()
-    monkeypatch.setattr(progress_file.time, "monotonic", clock.monotonic)
+    monkeypatch.setattr("evalution.runs.progress_file.time.monotonic", clock.monotonic)
     progress = ProgressFile(Progress())
     progress.suites_planned([10, 100, 30])
     progress.suite_started("sums", 10)
@@ -72,7 +71,7 @@ class Watch(Progress):
 
 
 def test_file_is_there_while_a_run_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(progress_file, "_WRITE_S", 0.001)
+    monkeypatch.setattr("evalution.runs.progress_file._WRITE_S", 0.001)
     watch = Watch(tmp_path / "run", lambda: wait_for(tmp_path / "run" / PROGRESS))
     evalution.run(
         engine=Mock(),

@@ -76,7 +76,7 @@ def _reword(error: Any, words: list[str]) -> str:
     return f"{text}, got {given[-1]!r}" if given else text
 
 
-_SPECS = {"spec", "candidate", "reference"}
+_SPECS = {"spec", "candidate", "reference", "targets"}
 """Parameters of commands that name a spec."""
 
 
