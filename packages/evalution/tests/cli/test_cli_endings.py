@@ -10,6 +10,7 @@ import shlex
 import subprocess
 import sys
 from pathlib import Path
+from signal import SIG_DFL, SIGHUP, signal
 from typing import Any
 
 import pytest
@@ -284,7 +285,7 @@ def test_run_whose_terminal_is_closed_ends_with_its_results_written(
     command = ["-m", "evalution", "run", spec(folder, engine="waiting:Waiting"), "--output", "out"]
     child, terminal = pty.fork()
     if not child:
-        signal.signal(signal.SIGHUP, signal.SIG_DFL)  # tests under nohup hand down that it's ignored
+        signal(SIGHUP, SIG_DFL)  # which is ignored under nohup
         os.chdir(folder)
         os.execv(sys.executable, [sys.executable, *command])
     shown = b""
