@@ -26,7 +26,6 @@ from evalution import suites
 from evalution.rows.local import Rows
 from evalution_core import Model, load_engine
 from evalution_core.builtins import builtin_path
-from evalution_openai.server import build_openai_compatible_server
 
 ROOT = Path(__file__).parents[1]
 ROWS = 24
@@ -94,6 +93,9 @@ def make_tables(folder: Path) -> dict[str, Table]:
     checkpoint = folder / "tiny"
     shutil.copytree(builtin_path(MODEL, "safetensors"), checkpoint)
     write_tasks(folder / "tasks")
+    # The environment of lm_eval_commands.py, which takes `run_command` from here, lacks the server.
+    from evalution_openai.server import build_openai_compatible_server
+
     hf = (
         "lm_eval run --model hf --device cpu --tasks x --model_args pretrained=./tiny,dtype=float32"
     )
