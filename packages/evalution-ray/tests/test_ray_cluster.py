@@ -201,10 +201,15 @@ def test_actor_out_of_memory_is_reported_with_its_node(
 ) -> None:
     node = cluster.add_tight_node()
     text = r"was killed by Ray, since node 127\.0\.0\.1 ran out of memory \(\S+ used / \S+ limit\)"
+
+    def ask_until_it_is_killed() -> None:
+        session = build(engines.Troubled(), 1, num_cpus=0, resources={"tight": 1}, restarts=0)
+        while True:  # it may be built before the node looks at its memory
+            session.generate([GenerationRequest("a", max_new_tokens=2)])
+
     try:
         with pytest.raises(EngineRuntimeError, match=text):
-            # The next one might be built before the node looks at its memory again.
-            build(engines.Troubled(), 1, num_cpus=0, resources={"tight": 1}, restarts=0)
+            ask_until_it_is_killed()
     finally:
         cluster.remove(node)
 

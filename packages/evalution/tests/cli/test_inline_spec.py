@@ -173,6 +173,14 @@ def test_mistake_in_a_line_is_one_sentence(
     assert not (folder / "runs").exists()
 
 
+def test_spec_may_be_json(command_line: Any, assert_says: Any, tmp_path: Path) -> None:
+    spec = tmp_path / "run.json"
+    spec.write_text(
+        '{"engine": "Reference", "model": "builtin:tiny", "tests": ["nosuch"]}', "utf-8"
+    )
+    assert_says(command_line("run", "run.json"), 2, "no suite 'nosuch' is installed")
+
+
 def test_rows_without_their_options_get_a_hint(
     command_line: Any, assert_says: Any, tmp_path: Path
 ) -> None:

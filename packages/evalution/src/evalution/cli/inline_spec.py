@@ -128,7 +128,7 @@ def make_document(line: InlineSpec) -> SpecDocument:
 def _read_targets(line: InlineSpec) -> tuple[Path, dict[str, Any]]:
     """Return the path and the content of a spec, or `.` and the declarations of suites."""
     targets = [part for target in line.targets for part in _split(target)]
-    specs = [target for target in targets if _is_spec(target)]
+    specs = [target for target in targets if _is_spec(target, has_model=line.model is not None)]
     if not targets:
         raise ConfigurationError(
             "name a suite or a spec: `evalution run hellaswag --model PATH`, or `evalution run "
@@ -173,9 +173,12 @@ def _split(target: str) -> list[str]:
     return [target] if is_file else [part for part in target.split(",") if part]
 
 
-def _is_spec(target: str) -> bool:
+def _is_spec(target: str, *, has_model: bool) -> bool:
+    """Return whether a word names a spec; JSON is one, or with a model rows to ask it."""
     if target.startswith(BUILTIN):
         return not _is_builtin_rows(target)
+    if target.endswith(".json"):
+        return not has_model
     return target.endswith(SPEC_ENDINGS) or parse_path(target).is_dir()
 
 
