@@ -143,7 +143,7 @@ def lowest_commands() -> Iterator[list[str]]:
 
     The extras `hf` and `datasets` stay out: their packages would raise the floors of the others.
     """
-    extras = {"evalution": "[parquet]", "evalution-enginekit": "[tokenizers]"}
+    extras = {"evalution": "[excel,parquet,text,view]", "evalution-enginekit": "[tokenizers]"}
     members = [f"--editable=packages/{name}{extras.get(name, '')}" for name in light_members()]
     yield ["uv", "venv", "--quiet", "--clear", "--python", sys.executable, ".venv-lowest"]
     install = ["uv", "pip", "install", "--quiet", "--python", ".venv-lowest"]

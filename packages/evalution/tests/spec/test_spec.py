@@ -216,7 +216,7 @@ def test_judge_of_a_test_has_engine_and_model_as_a_spec_has_them(tmp_path: Path)
         ({"model": "m"}, "test 1: the judge names no engine; for instance `engine:"),
         ({"engine": MOCK, "rubrik": "x"}, "judge Judge has no option 'rubrik'; did you mean 'rubr"),
         ("gpt", "the judge must be a mapping of names to values, but it is a text"),
-        ({"engine": MOCK, "scale": "1-5"}, "option 'scale' of judge Judge must be a .*'1-5'"),
+        ({"engine": MOCK, "scale": "1-5"}, "option 'scale' of judge Judge must be an? .*'1-5'"),
     ],
 )
 def test_judge_that_is_none_is_refused(judge: object, message: str) -> None:

@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from starlette.testclient import TestClient
 
 import evalution.view.documents as forms
 from evalution import SampleResult
@@ -20,6 +19,9 @@ from evalution.samples import to_line
 from evalution.view.catalog import RunCatalog
 from evalution.view.server import ViewServer, bind_socket
 from evalution_core import ConfigurationError
+
+pytest.importorskip("httpx", reason="starlette's test client needs httpx")
+from starlette.testclient import TestClient  # noqa: E402 - it imports httpx
 
 PORT = 4711
 Answered = Callable[..., SampleResult]
