@@ -21,7 +21,7 @@ from evalution.view.server import ViewServer, bind_socket
 from evalution_core import ConfigurationError
 
 pytest.importorskip("httpx", reason="starlette's test client needs httpx")
-from starlette.testclient import TestClient  # noqa: E402 - it imports httpx
+from starlette.testclient import TestClient
 
 PORT = 4711
 Answered = Callable[..., SampleResult]
