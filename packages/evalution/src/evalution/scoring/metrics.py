@@ -6,6 +6,7 @@ The same values give the same digits in whatever order they came: sums are round
 from __future__ import annotations
 
 import math
+from abc import ABC, abstractmethod
 from array import array
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
@@ -255,7 +256,25 @@ class F1:
 
 
 @dataclass(frozen=True, slots=True)
-class MatthewsCorrelation:
+class _Agreement(ABC):
+    """A metric of the table of what was predicted and what is right; -1 to 1."""
+
+    higher_is_better: bool = True
+    failed: float | None = None
+
+    def of_sample(self, measure: Measure) -> float:
+        """1 where the two agree, else 0: one sample alone has no correlation."""
+        return float(measure.value == measure.weight)
+
+    def estimate(self, measures: Sequence[Measure]) -> Estimate:
+        return self._estimate(_Confusion(measures)) if measures else Estimate(None, None)
+
+    @abstractmethod
+    def _estimate(self, table: _Confusion) -> Estimate: ...
+
+
+@dataclass(frozen=True, slots=True)
+class MatthewsCorrelation(_Agreement):
     """Gorodkin's K-category correlation (2004), for two classes the Matthews coefficient; -1 to 1.
 
     The same value as scikit-learn's `matthews_corrcoef`, which lm-evaluation-harness calls: 0 where
@@ -264,17 +283,7 @@ class MatthewsCorrelation:
     and Kettenring, Biometrika 62, 1975, p. 533); lm-evaluation-harness bootstraps.
     """
 
-    higher_is_better: bool = True
-    failed: float | None = None
-
-    def of_sample(self, measure: Measure) -> float:
-        """1 for a right answer, 0 for a wrong one: one sample alone has no correlation."""
-        return float(measure.value == measure.weight)
-
-    def estimate(self, measures: Sequence[Measure]) -> Estimate:
-        if not measures:
-            return Estimate(None, None)
-        table = _Confusion(measures)
+    def _estimate(self, table: _Confusion) -> Estimate:
         if not table.predicted_spread or not table.right_spread:
             return Estimate(0.0, None)
         squares = math.fsum(
@@ -287,24 +296,14 @@ class MatthewsCorrelation:
 
 
 @dataclass(frozen=True, slots=True)
-class CohenKappa:
+class CohenKappa(_Agreement):
     """Agreement of two raters beyond chance, `(po - pe) / (1 - pe)`; -1 to 1 (Cohen, 1960).
 
     0 where agreement by chance is certain. The standard error is the large-sample one for a kappa
     that isn't zero (Fleiss, Cohen and Everitt, Psychological Bulletin 72, 1969, p. 324).
     """
 
-    higher_is_better: bool = True
-    failed: float | None = None
-
-    def of_sample(self, measure: Measure) -> float:
-        """1 where the raters agree, else 0: one sample alone has no kappa."""
-        return float(measure.value == measure.weight)
-
-    def estimate(self, measures: Sequence[Measure]) -> Estimate:
-        if not measures:
-            return Estimate(None, None)
-        table = _Confusion(measures)
+    def _estimate(self, table: _Confusion) -> Estimate:
         by_chance = table.by_chance / table.count**2
         if by_chance == 1.0:
             return Estimate(0.0, None)
