@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
 import sys
@@ -52,6 +53,12 @@ def pytest_xdist_auto_num_workers(config: pytest.Config) -> int | None:
     """Run single files in this process: workers take seconds to start. More take a core each."""
     files = [Path(name.partition("::")[0]) for name in config.args]
     return 0 if all(file.suffix == ".py" for file in files) else None
+
+
+def pytest_collection_finish() -> None:
+    """Exempt the collected tests from garbage collections, which cost 4 % of the processor time."""
+    gc.collect()
+    gc.freeze()
 
 
 def pytest_report_header() -> list[str]:

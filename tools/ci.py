@@ -46,6 +46,10 @@ OTHER_PYTHONS = {
     "3.13": [],
 }
 """Further versions of Python, and the tests that run on each; none named: all light ones."""
+GPU_REHEARSAL = [
+    *("-m", "tools.gpu", "all", "--rehearse", "--fresh", "--work", "build/gpu/rehearsal"),
+]
+"""Every stage of docs/gpu.md at tiny sizes, the bundle's assembly included."""
 NO_VERSIONS = [
     "--ignore=packages/evalution-conformance/tests",
     "--ignore=packages/evalution/tests/workers",
@@ -299,6 +303,9 @@ def run_all() -> int:
                 if name == "torch":
                     python = str(environment.folder / "bin" / "python")
                     stages.run("tiny model", [python, "tools/train_tiny_model.py", "--check"])
+                if name == "lm-eval":
+                    python = str(environment.folder / "bin" / "python")
+                    stages.run("stages of a GPU", [python, *GPU_REHEARSAL])
         stages.run("fidelity matrix", ["uv", "run", "tools/fidelity_matrix.py"])
         light = {"EVALUTION_REQUIRE": " ".join(light_members())}
         if is_built(stages, "lowest", lowest):
@@ -315,6 +322,8 @@ def run_light(stages: Stages) -> None:
     stages.run("quickstart", quickstart, light)
     stages.run("light", ["uv", "run", "pytest"], light)
     stages.run("check", ["uv", "run", "tools/check.py"])
+    stages.run("faults", ["uv", "run", "pytest", "-m", "faults", "tests/faults"], light)
+    stages.run("fuzz", ["uv", "run", "tools/fuzz.py", "--seed", "1"])
     site = ["uv", "run", "--only-group", "docs", "tools/docs_site.py"]
     shown = ["tests/test_first_commands.py", "tests/test_recording.py"]
     stages.run("first commands", ["uv", "run", "pytest", "-m", "wide", *shown])

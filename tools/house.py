@@ -21,8 +21,8 @@ from lint_imports import source_folders
 ROOT = Path(__file__).parents[1]
 CORE = "evalution_core"
 
-MODULES, LINES = 428, 75_300
-PACKAGE_MODULES = {"evalution": 179, "evalution_enginekit": 29}
+MODULES, LINES = 435, 77_200
+PACKAGE_MODULES = {"evalution": 182, "evalution_enginekit": 31}
 MODULE_CEILING, MODULE_FLOOR, FUNCTION_CEILING, CORE_CEILING = 500, 40, 50, 1_235
 REASON = "own module"
 """A module below the floor with one importer says in its docstring why it is its own module."""

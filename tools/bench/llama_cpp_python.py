@@ -5,15 +5,17 @@ Run it in the environment gguf of tools/envs. The peer scores a choice as its do
 it generates with `create_completion`, one prompt after the other. Both sides get the same ids, file
 and threads. Pairs are interleaved; the ratio is the median of the ratios of the pairs. Tokens are
 those given to `llama_decode`, against the unique tokens of the trie of all requests. Shapes stand
-in llama_cpp_python.toml; `--pairs 1 mmlu` runs one, once.
+in llama_cpp_python.toml; `--pairs 1 mmlu` runs one, once. `--device cuda` runs both sides on a
+GPU, where times are the clock's, and `--json FILE` keeps the figures.
 """
 
 from __future__ import annotations
 
+import argparse
+import json
 import os
 import random
 import statistics
-import sys
 import tempfile
 import time
 import tomllib
@@ -144,6 +146,7 @@ def sides(session: Any, path: Path, name: str, config: Config) -> tuple[Any, Any
         n_ctx=config["model"]["context"],
         n_threads=config["threads"],
         n_threads_batch=config["threads"],
+        n_gpu_layers=0 if config["device"] == "cpu" else -1,
         logits_all=scores,
         verbose=False,
     )
@@ -172,14 +175,15 @@ def unique_tokens(pairs: list[tuple[Ids, Ids]]) -> int:
     return plan_scoring(spans).unique_tokens
 
 
-def seconds(run: Callable[[], object]) -> float:
-    """Processor time: other jobs on the machine disturb it less."""
-    start = time.process_time()
+def seconds(run: Callable[[], object], device: str) -> float:
+    """Processor time on a CPU, where other jobs on the machine disturb it less."""
+    clock = time.process_time if device == "cpu" else time.perf_counter
+    start = clock()
     run()
-    return time.process_time() - start
+    return clock() - start
 
 
-def compare(name: str, session: Any, path: Path, config: Config) -> None:
+def compare(name: str, session: Any, path: Path, config: Config) -> dict[str, Any]:
     settings = config["shapes"][name]
     run_ours, run_theirs, unique = sides(session, path, name, config)
     session.gc()
@@ -190,8 +194,8 @@ def compare(name: str, session: Any, path: Path, config: Config) -> None:
     mine = 0.0
     for _ in range(config["pairs"]):
         session.gc()
-        mine = seconds(run_ours)
-        ratios.append(seconds(run_theirs) / mine)
+        mine = seconds(run_ours, config["device"])
+        ratios.append(seconds(run_theirs, config["device"]) / mine)
     shared = "" if unique is None else f"{decoded / unique:.3f}"
     print(
         f"{name:<12}{mine:>8.2f}{decoded:>9}{shared:>9}{apart:>10.2g}"
@@ -199,27 +203,50 @@ def compare(name: str, session: Any, path: Path, config: Config) -> None:
         f"  {min(ratios):.2f} to {max(ratios):.2f}",
         flush=True,
     )
+    return {
+        "shape": name,
+        "seconds": mine,
+        "decoded": decoded,
+        "unique": unique,
+        "apart": apart,
+        "ratios": ratios,
+        "ratio": statistics.median(ratios),
+    }
 
 
 def main() -> None:
-    config = tomllib.loads(Path(__file__).with_suffix(".toml").read_text("utf-8"))
-    arguments = sys.argv[1:]
-    if arguments[:1] == ["--pairs"]:
-        config["pairs"] = int(arguments[1])
-        arguments = arguments[2:]
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("--config", type=Path, default=Path(__file__).with_suffix(".toml"))
+    parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu")
+    parser.add_argument("--pairs", type=int)
+    parser.add_argument("--json", type=Path)
+    parser.add_argument("shapes", nargs="*")
+    asked = parser.parse_args()
+    config = tomllib.loads(asked.config.read_text("utf-8"))
+    config |= {"device": asked.device, "pairs": asked.pairs or config["pairs"]}
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "random.gguf"
         write_model(path, config["model"], config["seed"])
         # The peer's cache is of f16.
-        engine = LlamaCpp(device="cpu", type_k="f16", type_v="f16", n_threads=config["threads"])
+        engine = LlamaCpp(
+            device=asked.device,
+            strict_device=True,
+            type_k="f16",
+            type_v="f16",
+            n_threads=config["threads"],
+        )
         print(
             f"{'shape':<12}{'ours, s':>8}{'tokens':>9}{'/unique':>9}{'apart':>10}{'ratio':>9}"
             f"{'target':>8}  range"
         )
         with engine.build(Model(str(path))) as session:
             session.check()
-            for name in arguments or list(config["shapes"]):
+            found = [
                 compare(name, session, path, config)
+                for name in asked.shapes or list(config["shapes"])
+            ]
+    if asked.json:
+        asked.json.write_text(json.dumps(found, indent=1), "utf-8")
 
 
 if __name__ == "__main__":

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from importlib.metadata import version
-from typing import TypeVar
+from pathlib import Path
+from typing import Any, TypeVar
 
 import torch
 
@@ -33,3 +35,9 @@ def timed(run: Callable[[], T], device: str) -> tuple[float, T]:
     found = run()
     torch.cuda.synchronize()
     return time.perf_counter() - start, found
+
+
+def write_figures(file: Path | None, rows: Sequence[Mapping[str, Any]]) -> None:
+    """Write what a bench measured, a mapping for each shape, as JSON, if a file is named."""
+    if file is not None:
+        file.write_text(json.dumps(list(rows), indent=1), "utf-8")

@@ -10,7 +10,8 @@ prompts: where they differ, what it does is done with one for each.
 Times are processor time on the CPU, the clock's on a CUDA device. Each round draws new prompts of
 the same lengths, so that no cache knows them, and runs all sides, beginning with another one; the
 first round warms up and doesn't count. A ratio is the median of the rounds. Shapes stand in
-paged_generation.toml, or in the file behind `--config`; `--pairs 1 even` runs one, once.
+paged_generation.toml, or in the file behind `--config`; `--pairs 1 even` runs one, once, and
+`--json FILE` keeps the figures.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ os.environ["HF_HUB_OFFLINE"] = "1"
 
 import torch
 import transformers
-from machine import described, timed
+from machine import described, timed, write_figures
 from random_llama import PAD, draw_ids, write_checkpoint
 from transformers.generation.continuous_batching.utils import WorkloadHints
 from transformers.utils import is_flash_attn_2_available
@@ -179,7 +180,9 @@ def measured(
     return times, made
 
 
-def lines(shape: Shape, times: dict[str, list[float]], made: dict[str, Ids]) -> Iterator[str]:
+def compare_ways(
+    shape: Shape, times: dict[str, list[float]], made: dict[str, Ids]
+) -> Iterator[dict[str, Any]]:
     """Each of our ways against each of upstream's at its fastest."""
     medians = {name: statistics.median(found) for name, found in times.items()}
     for mine in ("paged", "forward passes"):
@@ -193,15 +196,33 @@ def lines(shape: Shape, times: dict[str, list[float]], made: dict[str, Ids]) -> 
                 for a, b in zip(left, right, strict=True)
             ]
             same = 100 * sum(a == b for a, b in pairs) / len(pairs)
-            yield (
-                f"{shape.name:<8}{len(shape.budgets):>8}{sum(shape.budgets):>8}  {mine:<14}"
-                f"{medians[mine]:>8.2f}  {peer:<20}{medians[peer]:>8.2f}"
-                f"{statistics.median(ratios):>8.2f}x  {min(ratios):.2f} to {max(ratios):.2f}"
-                f"{same:>8.1f}"
-            )
+            yield {
+                "shape": shape.name,
+                "prompts": len(shape.budgets),
+                "tokens": sum(shape.budgets),
+                "ours": mine,
+                "seconds": medians[mine],
+                "peer": peer,
+                "peer_seconds": medians[peer],
+                "ratios": ratios,
+                "ratio": statistics.median(ratios),
+                "same": same,
+            }
 
 
-def compare(folder: str, shapes: Sequence[Shape], config: Config, device: str) -> None:
+def format_row(found: dict[str, Any]) -> str:
+    ratios = found["ratios"]
+    return (
+        f"{found['shape']:<8}{found['prompts']:>8}{found['tokens']:>8}  {found['ours']:<14}"
+        f"{found['seconds']:>8.2f}  {found['peer']:<20}{found['peer_seconds']:>8.2f}"
+        f"{found['ratio']:>8.2f}x  {min(ratios):.2f} to {max(ratios):.2f}{found['same']:>8.1f}"
+    )
+
+
+def compare(
+    folder: str, shapes: Sequence[Shape], config: Config, device: str
+) -> list[dict[str, Any]]:
+    figures: list[dict[str, Any]] = []
     with ExitStack() as stack:
 
         def session(**options: Any) -> Any:
@@ -237,20 +258,23 @@ def compare(folder: str, shapes: Sequence[Shape], config: Config, device: str) -
             f"  {'upstream':<20}{'s':>8}{'ratio':>9}  {'range':<12}{'same ids, %':>12}"
         )
         for shape in shapes:
-            for line in lines(shape, *measured(sides, shape, config, device)):
-                print(line, flush=True)
+            for found in compare_ways(shape, *measured(sides, shape, config, device)):
+                print(format_row(found), flush=True)
+                figures.append({**found, "rows": config["rows"]})
             paged.gc()
             for peer in peers:
                 peer.forget()
+    return figures
 
 
-def asked_for(arguments: Sequence[str] | None) -> tuple[str, Config, list[Shape]]:
-    """The device, its section of the configuration with what holds for all, and the shapes."""
+def asked_for(arguments: Sequence[str] | None) -> tuple[str, Config, list[Shape], Path | None]:
+    """The device, its section of the configuration with what holds for all, shapes and file."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     here = "cuda" if torch.cuda.is_available() else "cpu"
     parser.add_argument("--device", choices=["cpu", "cuda"], default=here)
     parser.add_argument("--config", type=Path, default=Path(__file__).with_suffix(".toml"))
     parser.add_argument("--pairs", type=int)
+    parser.add_argument("--json", type=Path)
     parser.add_argument("shapes", nargs="*")
     asked = parser.parse_args(arguments)
     if asked.device == "cuda" and here == "cpu":
@@ -266,11 +290,11 @@ def asked_for(arguments: Sequence[str] | None) -> tuple[str, Config, list[Shape]
         possible = ", ".join(config["shapes"])
         parser.error(f"no shape {min(unknown)!r} for {asked.device}; there are: {possible}")
     shapes = [shape_of(name, config["shapes"][name], config["seed"]) for name in names]
-    return asked.device, config, shapes
+    return asked.device, config, shapes, asked.json
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    device, config, shapes = asked_for(arguments)
+    device, config, shapes, file = asked_for(arguments)
     # Upstream warns of an end that no token is.
     transformers.logging.set_verbosity_error()
     transformers.utils.logging.disable_progress_bar()
@@ -283,7 +307,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
             f"{dtype}, {config['attention']}, {count / 1e6:.0f} M parameters; "
             f"{config['pairs']} rounds"
         )
-        compare(folder, shapes, config, device)
+        write_figures(file, compare(folder, shapes, config, device))
 
 
 if __name__ == "__main__":

@@ -10,8 +10,11 @@ from typing import Any
 import torch
 import transformers
 
-FIRST_WORD = 3
-"""The lowest id of a word; those below are special tokens."""
+PROBE = "The first of 3 apples is red, and the other 2 are green."
+"""Words for the self-check of a session: unknown words would all be one token, and bfloat16 gives
+equal tokens equal scores."""
+FIRST_WORD = 3 + len(PROBE.split())
+"""The lowest id of a drawn word; those below are special tokens and the words of PROBE."""
 PAD = 1
 """The id of `</s>`, which fills short rows too."""
 
@@ -34,7 +37,7 @@ def write_checkpoint(
     with torch.device(device):
         model = transformers.LlamaForCausalLM(settings).to(getattr(torch, dtype))
     model.save_pretrained(folder)
-    words = {word: at for at, word in enumerate(["<s>", "</s>", "<unk>"])}
+    words = {word: at for at, word in enumerate(["<s>", "</s>", "<unk>", *PROBE.split()])}
     words |= {f"w{at}": at for at in range(FIRST_WORD, shape["vocab_size"])}
     tokenizer = Tokenizer(models.WordLevel(words, unk_token="<unk>"))
     tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()

@@ -9,7 +9,8 @@ model's forward calls, against the unique tokens of the prefix trie of each plan
 is the peak of two fresh processes. Shapes stand in scoring.toml; `--pairs 1 mmlu` runs one, once.
 
 `--config tools/bench/scoring_cuda.toml` runs it on a CUDA device, where times are the clock's and
-memory is what torch held there.
+memory is what torch held there. `--checkpoint FOLDER` takes a model that random_llama.py wrote
+instead of the one of the configuration, and `--json FILE` keeps the figures.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ import torch
 import transformers
 from lm_eval.api.instance import Instance
 from lm_eval.models.huggingface import HFLM
-from machine import described, timed
+from machine import described, timed, write_figures
 from random_llama import draw_text, write_checkpoint
 
 from evalution_core import (
@@ -200,13 +201,14 @@ def largest_difference(left: Sequence[Any], right: Sequence[Any]) -> float:
     return max(abs(a.logprob - b) / a.token_count for a, b in zip(left, values, strict=True))
 
 
-def compare(session: Any, peer: Peer, shape: Shape, config: Config) -> None:
+def compare(session: Any, peer: Peer, shape: Shape, config: Config) -> dict[str, Any]:
     device = config["device"]
     if shape.kind == "generation":
         add_stops(session, shape)
     peer.detected = 0
     theirs(peer, shape, "auto")()
-    trials = {size: timed(theirs(peer, shape, size), device) for size in config["peer_batch_sizes"]}
+    sizes = shape.settings.get("peer_batch_sizes", config["peer_batch_sizes"])
+    trials = {size: timed(theirs(peer, shape, size), device) for size in sizes}
     best = min(trials, key=lambda size: trials[size][0])
     batch = f"auto ({peer.detected})" if best == "auto" else best
     run_ours, run_theirs = ours(session, shape), theirs(peer, shape, best)
@@ -229,6 +231,17 @@ def compare(session: Any, peer: Peer, shape: Shape, config: Config) -> None:
         f"{ratio:>8.2f}x{shape.settings['least']:>7}x  {min(ratios):.2f} to {max(ratios):.2f}",
         flush=True,
     )
+    return {
+        "shape": shape.name,
+        "requests": len(shape.requests),
+        "batch": str(batch),
+        "seconds": mine,
+        "forwarded": forwarded,
+        "unique": unique,
+        "apart": None if shape.kind == "generation" else largest_difference(left, right),
+        "ratios": ratios,
+        "ratio": ratio,
+    }
 
 
 def memory(folder: Path, side: str, config: Config) -> int:
@@ -263,6 +276,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--config", type=Path, default=Path(__file__).with_suffix(".toml"))
     parser.add_argument("--pairs", type=int)
     parser.add_argument("--memory", nargs=2, help=argparse.SUPPRESS)
+    parser.add_argument("--checkpoint", type=Path)
+    parser.add_argument("--json", type=Path)
     parser.add_argument("shapes", nargs="*")
     asked = parser.parse_args(arguments)
     config: Config = {"device": "cpu", "dtype": "float32"}
@@ -276,8 +291,12 @@ def main(arguments: Sequence[str] | None = None) -> None:
         parser.error(f"torch {torch.__version__} sees no CUDA device, which {asked.config} is for")
     if unknown := set(asked.shapes) - set(config["shapes"]):
         parser.error(f"no shape {min(unknown)!r}; there are: {', '.join(config['shapes'])}")
-    with tempfile.TemporaryDirectory() as folder:
-        write_checkpoint(Path(folder), config["model"], config["seed"], dtype=dtype, device=device)
+    with tempfile.TemporaryDirectory() as made:
+        folder = str(asked.checkpoint or made)
+        if asked.checkpoint is None:
+            write_checkpoint(
+                Path(made), config["model"], config["seed"], dtype=dtype, device=device
+            )
         print(
             dtype, described(device, "evalution-transformers", "transformers", "lm-eval", "torch")
         )
@@ -288,10 +307,16 @@ def main(arguments: Sequence[str] | None = None) -> None:
         with Transformers(dtype=dtype, device=device).build(Model(folder)) as session:
             session.check()
             peer = peer_of(Path(folder), config)
-            for name in asked.shapes or config["shapes"]:
+            found = [
                 compare(session, peer, shape_of(name, config), config)
-        mine, other = (peak(folder, side, asked.config) for side in ("ours", "theirs"))
-        print(f"peak memory: {mine} MiB, lm-eval {other} MiB")
+                for name in asked.shapes or config["shapes"]
+            ]
+        del session, peer
+        if "hellaswag" in (asked.shapes or config["shapes"]):
+            mine, other = (peak(folder, side, asked.config) for side in ("ours", "theirs"))
+            print(f"peak memory: {mine} MiB, lm-eval {other} MiB")
+            found.append({"shape": "memory", "ours_mib": mine, "lm_eval_mib": other})
+        write_figures(asked.json, found)
 
 
 if __name__ == "__main__":

@@ -62,9 +62,9 @@ def pinned(command: list[str], core: int) -> list[str]:
 
 
 @contextmanager
-def served(engine: str, model: str) -> Iterator[tuple[str, psutil.Process]]:
+def served(engine: str, model: str, *more: str) -> Iterator[tuple[str, psutil.Process]]:
     """Base URL and process of `evalution serve`, without a request log."""
-    options = ["--engine", engine, "--port", "0", "--name", "bench", "--no-request-log"]
+    options = ["--engine", engine, "--port", "0", "--name", "bench", "--no-request-log", *more]
     command = [sys.executable, "-m", "evalution", "serve", model, *options]
     process = subprocess.Popen(
         pinned(command, SERVER_CORE),

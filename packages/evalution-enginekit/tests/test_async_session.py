@@ -32,6 +32,7 @@ from evalution_core import (
 )
 from evalution_enginekit import async_session
 from evalution_enginekit.async_session import AsyncSession
+from evalution_enginekit.fair_queue import current_caller
 from evalution_enginekit.mock import MOCK_CAPABILITIES, MockSession
 
 R = TypeVar("R")
@@ -400,7 +401,8 @@ def test_cancelled_task_frees_its_slot_and_the_others_get_answers(chance: Random
     requests = [asked(number, chance.choice([1, 2, 30, 300])) for number in range(60)]
     leaving = {number: chance.randrange(40) for number in chance.sample(range(60), 25)}
 
-    with MockSession("a", 512, 4) as session:
+    with MockSession("a", 512, 4) as session, pytest.MonkeyPatch.context() as patch:
+        patch.setattr(async_session, "_SLOT_WAIT_S", 0.001)  # many give up their slots
         front = AsyncSession(session)
 
         async def work() -> list[Any]:
@@ -478,7 +480,7 @@ def test_caller_with_many_requests_holds_up_none_with_few() -> None:
             many = asyncio.ensure_future(front.answer([asked(1, 1)] * 20))
             while not session.taken:
                 await asyncio.sleep(0)
-            few = asyncio.ensure_future(front.answer([asked(2, 1)]))
+            few = asyncio.ensure_future(front.answer([asked(2, 1)] * 2))
             await asyncio.sleep(0)
             session.permits.release(10_000)
             await asyncio.gather(many, few)
@@ -541,3 +543,121 @@ def test_long_prompt_takes_a_stream_of_its_own(session: MockSession) -> None:
     assert run(work()) == session.generate([long, asked(1)])
     assert len(front._channels) == 2
     front.close()
+
+
+def test_call_of_many_requests_leaves_a_slot_for_a_call_of_one() -> None:
+    """Of eight slots; nothing makes the engine's steps, so nobody's slot is freed."""
+
+    class Held(GatedSession):
+        most = 0
+        has_both = threading.Event()
+
+        def _step(self, sequences: list[Any]) -> list[Any]:
+            self.most = max(self.most, len(sequences))
+            if len(sequences) == 8:
+                self.has_both.set()
+            return super()._step(sequences)
+
+    session = Held()
+    front = AsyncSession(session)
+
+    async def work() -> int:
+        many = asyncio.ensure_future(front.answer([asked(n, 400) for n in range(20)]))
+        while session.requests_in_flight < 7:
+            session.permits.release()
+            await asyncio.sleep(0.001)
+        alone = session.requests_in_flight
+        one = asyncio.ensure_future(front.generate(asked(1, 400)))
+        while not session.has_both.is_set():
+            session.permits.release()
+            await asyncio.sleep(0.001)
+        session.permits.release(100_000)
+        await asyncio.gather(many, one)
+        return alone
+
+    assert run(work()) == 7
+    assert session.most == 8
+    front.close()
+    session.close()
+
+
+def test_caller_that_has_had_less_is_served_before_the_others(gated: GatedSession) -> None:
+    front = AsyncSession(gated, batch_size=1)
+    order: list[str] = []
+
+    async def call(name: str, number: int) -> None:
+        current_caller.set(("host", name))
+        await front.generate(asked(number, 50))
+        order.append(name)
+
+    async def work() -> None:
+        first = asyncio.ensure_future(call("heavy", 0))
+        while not gated.requests_in_flight:
+            await asyncio.sleep(0)
+        others = [asyncio.ensure_future(call("heavy", number)) for number in range(1, 9)]
+        await asyncio.sleep(0)
+        light = asyncio.ensure_future(call("light", 10))
+        await asyncio.sleep(0)
+        gated.permits.release(10_000)
+        await asyncio.gather(first, *others, light)
+
+    run(work())
+    front.close()
+    # What the stream has read ahead goes before it.
+    assert order.index("light") <= 3, order
+
+
+class SlowSession(MockSession):
+    """Each step takes a moment, until `goes_on` is set."""
+
+    def __init__(self) -> None:
+        super().__init__("a", 512, 2)
+        self.goes_on = threading.Event()
+
+    def _step(self, sequences: list[Any]) -> list[Any]:
+        self.goes_on.wait(0.002)
+        return super()._step(sequences)
+
+
+@pytest.mark.parametrize("is_streamed", [False, True])
+def test_long_request_gives_its_slot_to_a_short_one_unless_its_text_has_come(
+    monkeypatch: pytest.MonkeyPatch, is_streamed: bool
+) -> None:
+    monkeypatch.setattr(async_session, "_SLOT_WAIT_S", 0.0)
+    long, short = [asked(number, 400) for number in range(3)], asked(3, 3)
+
+    with SlowSession() as session:
+        front = AsyncSession(session)
+
+        async def call(request: GenerationRequest) -> list[Any]:
+            if not is_streamed:
+                return [await front.generate(request)]
+            events: list[Any] = []
+            async for event in front.stream(request):
+                events.append(event)
+                begun.add(request.prompt)
+            return events
+
+        begun = set[str | None]()
+
+        async def work() -> tuple[int, list[list[Any]]]:
+            tasks = [asyncio.ensure_future(call(request)) for request in long]
+            while (len(begun) if is_streamed else session.requests_in_flight) < 2:
+                await asyncio.sleep(0)
+            tasks.append(asyncio.ensure_future(call(short)))
+            if is_streamed:
+                await asyncio.sleep(0.05)  # as the other case shows, it would have the slot by now
+            else:
+                await tasks[-1]
+            left = sum(not task.done() for task in tasks)
+            session.goes_on.set()
+            return left, list(await asyncio.gather(*tasks))
+
+        left, found = run(work())
+        assert left == (4 if is_streamed else 3)
+        for (*deltas, output), expected in zip(
+            found, session.generate([*long, short]), strict=True
+        ):
+            assert output == expected
+            assert not is_streamed or "".join(delta.text for delta in deltas) == output.text
+        front.close()

@@ -42,6 +42,9 @@ class Owner:
     def wake(self) -> None:
         self.wakes += 1
 
+    def post(self, function: Callable[[], None]) -> None:
+        function()
+
 
 def opened(running: int = 2, ahead: int = 1) -> Stream:
     return ResultStream(Owner(), StreamLimits(running, ahead))

@@ -178,6 +178,18 @@ def test_rows_beyond_the_request_end_the_call() -> None:
         read(session, [("a", DistributionRequest([10, 11]))])
 
 
+def test_error_of_the_input_comes_after_the_rows_of_all_that_it_gave() -> None:
+    def give() -> Iterator[tuple[str, DistributionRequest]]:
+        yield "a", DistributionRequest([10, 11])
+        raise OSError("no more rows")
+
+    with Rowing(Behaviour()) as session:
+        rows = session.distributions(give())
+        assert next(rows)[0] == "a"
+        with pytest.raises(OSError, match="no more rows"):
+            next(rows)
+
+
 def test_closing_early_ends_the_engines_work() -> None:
     behaviour = Behaviour(block=1)
     with Rowing(behaviour) as session:
@@ -185,6 +197,7 @@ def test_closing_early_ends_the_engines_work() -> None:
         next(rows)
         assert isinstance(rows, Generator)
         rows.close()
+        session.gc()  # it comes after all that the session's thread has to do
         assert behaviour.ended == 1
 
 

@@ -164,8 +164,8 @@ def test_stream_closed_during_a_canary_is_released(
     assert on_trial.wait(WAIT_S)
     (chunk,) = [chunk for chunk in session._scoring._chunks if chunk.fault is not None]
     closing = aside.submit(stream.close)
-    with session._thread._work:
-        assert session._thread._work.wait_for(lambda: chunk.stream.ended, WAIT_S)
+    with chunk.stream._changed:
+        assert chunk.stream._changed.wait_for(lambda: chunk.stream.ended, WAIT_S)
     gate.set()
     closing.result(WAIT_S)
     assert not session._scoring._chunks

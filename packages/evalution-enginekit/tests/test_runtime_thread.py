@@ -144,11 +144,12 @@ def test_a_call_that_waits_when_the_session_closes_is_ended(
 
     held = aside.submit(thread.call, hold)
     assert holding.wait(WAIT_S)
+    signals = threading.Semaphore(0)
+    thread.on_wake = lambda: signals.release()
     pending = aside.submit(thread.call, lambda: "never")
+    assert signals.acquire(timeout=WAIT_S)
     closing = aside.submit(thread.close, lambda: None)
-    with thread._work:
-        assert thread._work.wait_for(lambda: thread._calls, WAIT_S)
-        assert thread._work.wait_for(lambda: thread._closing, WAIT_S)
+    assert signals.acquire(timeout=WAIT_S)
     gate.set()
     closing.result(WAIT_S)
     assert held.result(WAIT_S)

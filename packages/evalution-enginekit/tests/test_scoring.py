@@ -21,6 +21,9 @@ from evalution_core import (
     RollingLoglikelihoodRequest,
 )
 from evalution_enginekit import TokenScore, TokenSpan
+from evalution_enginekit.runtime_thread import RuntimeThread
+from evalution_enginekit.scoring import ScoringJob, ScoringLoop
+from evalution_enginekit.streams import StreamLimits
 
 Echoes = Callable[..., Any]
 TEXTS = st.text("ab ", min_size=1, max_size=8)
@@ -56,6 +59,30 @@ def test_outputs_are_the_scores_of_their_own_request(echo: Echoes) -> None:
 
     check()
     assert max(map(len, session.chunks)) == 3
+
+
+def test_short_call_waits_for_one_chunk_of_long_ones_and_long_ones_for_one_short_call() -> None:
+    order: list[int] = []
+
+    def score(spans: Sequence[TokenSpan]) -> Iterator[list[TokenScore]]:
+        order.append(len(spans))
+        yield [TokenScore([-1.0])] * len(spans)
+
+    thread = RuntimeThread("toy")
+    loop = ScoringLoop(thread, score)
+
+    def open_stream(count: int) -> None:
+        stream = loop.open(StreamLimits(running=8, ahead=8))
+        for index in range(count):
+            stream.submit(index, ScoringJob(TokenSpan([1, 2], 1), lambda found: found, {}))
+        stream.finish_input()
+
+    for count in (8, 7, 1, 2, 6, 3):
+        open_stream(count)
+    while loop.step() == 0:
+        pass
+    thread.close(lambda: None)
+    assert order == [1, 8, 2, 7, 3, 6]
 
 
 def test_spans_with_a_shared_prefix_are_scored_together(echo: Echoes) -> None:
@@ -173,8 +200,8 @@ def test_scores_are_handed_on_step_by_step_and_an_abort_stops_the_rest(
     (chunk,) = session._scoring._chunks
     closing = threading.Thread(target=stream.close)
     closing.start()
-    with session._thread._work:
-        assert session._thread._work.wait_for(lambda: chunk.stream.ended, 20)
+    with chunk.stream._changed:
+        assert chunk.stream._changed.wait_for(lambda: chunk.stream.ended, 20)
     read.set()
     closing.join(20)
     assert steps == [0, 1], "the second one was in the making"
@@ -248,3 +275,16 @@ def test_bad_requests_are_refused_before_any_is_scored(echo: Echoes) -> None:
     with pytest.raises(InvalidRequestError, match="rolling request's text is empty"):
         session.loglikelihood_rolling([RollingLoglikelihoodRequest("")])
     assert session.chunks == []
+
+
+@pytest.mark.parametrize("value", [float("nan"), 0.5, None])
+def test_value_that_is_no_log_probability_fails_its_request_alone(echo: Any, value: Any) -> None:
+    session = echo()
+    good = session.score
+    session.score = lambda span: TokenScore([value]) if 33 in span.token_ids else good(span)
+    pairs = [(text, LoglikelihoodRequest(text, "a")) for text in ("x", "!", "y")]
+    found = dict(session.loglikelihood_continuous(pairs))
+    assert isinstance(found["!"], RequestFailure)
+    assert f"the runtime returned {value!r} as a log-probability" in str(found["!"].error)
+    assert "set a dtype of a wider range" in str(found["!"].error)
+    assert [isinstance(found[key], LoglikelihoodOutput) for key in "xy"] == [True, True]

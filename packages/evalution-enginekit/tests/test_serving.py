@@ -60,6 +60,19 @@ def test_refused_request_fails_alone(kind: Any, toys: Any) -> None:
         assert [cast(Any, found[key]).text for key in "ac"] == ["a", "c"]
 
 
+def test_answer_to_no_request_fails_the_runtime_in_place_of_a_request_that_never_ends(
+    toys: Any,
+) -> None:
+    class Stray(toys.Stepping):
+        def advance(self) -> list[RequestUpdate]:
+            return [RequestUpdate("another", is_finished=True)]
+
+    with toys.Served(Stray()) as session:
+        requests = [("x", GenerationRequest("abc", max_new_tokens=3))]
+        with pytest.raises(EngineRuntimeError, match="the runtime answers 'another', no request"):
+            list(session.generate_continuous(requests))
+
+
 def test_dead_runtime_names_requests_in_flight(kind: Any, toys: Any) -> None:
     runtime = kind()
     with toys.Served(runtime) as session:

@@ -3,19 +3,27 @@
 from __future__ import annotations
 
 import os
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from typing import Any
 
 import pytest
 
 from evalution_core import (
+    EngineRuntimeError,
     GenerationRequest,
     InvalidRequestError,
     LoglikelihoodRequest,
     RequestFailure,
     SessionClosedError,
 )
-from evalution_enginekit import CompletionChunk, RequestLoop, RequestPrompt, RequestSession
+from evalution_enginekit import (
+    CompletionChunk,
+    PromptQueue,
+    RequestLoop,
+    RequestPrompt,
+    RequestSession,
+    TokenEvent,
+)
 from evalution_enginekit.mock import MOCK_CAPABILITIES
 
 Echoes = Callable[..., Any]
@@ -69,6 +77,32 @@ def test_token_session_chooses_its_batch_size(echo: Echoes, batch_size: Any) -> 
     session = echo(batch_size=batch_size)
     assert session.info.preferred_batch_size == 16
     assert len(session.generate([ASK])) == 1
+
+
+def test_error_of_gc_is_an_engine_error(echo: Echoes, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail() -> None:
+        raise OSError("device lost")
+
+    session = echo()
+    monkeypatch.setattr(session, "_release_caches", fail)
+    with pytest.raises(EngineRuntimeError, match="freeing caches failed: OSError: device lost"):
+        session.gc()
+    assert len(session.generate([ASK])) == 1
+
+
+def test_tokens_of_an_unknown_prompt_fail_the_generation(
+    echo: Echoes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    session = echo()
+    good = session._generate_tokens
+
+    def stray(feed: PromptQueue) -> Iterator[Sequence[TokenEvent]]:
+        for events in good(feed):
+            yield [TokenEvent(99, [97]), *events]
+
+    monkeypatch.setattr(session._generation, "_generate", stray)
+    with pytest.raises(EngineRuntimeError, match="the engine generated for key 99, no prompt's"):
+        session.generate([ASK])
 
 
 CALLS: list[Callable[[Any], object]] = [

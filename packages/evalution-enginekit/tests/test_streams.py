@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import threading
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeAlias
 
@@ -28,6 +29,9 @@ class Owner:
 
     def wake(self) -> None:
         self.wakes += 1
+
+    def post(self, function: Callable[[], None]) -> None:
+        function()
 
 
 def opened(running: int = 2, ahead: int = 1) -> Stream:

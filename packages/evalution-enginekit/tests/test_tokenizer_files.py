@@ -159,7 +159,31 @@ def test_missing_tokenizer_file_is_refused(tmp_path: Path) -> None:
 @pytest.mark.parametrize("content", ["{", "[]", '{"model": {"type": "none"}}', ""])
 def test_file_that_is_not_a_tokenizer_is_refused(folder: Path, content: str) -> None:
     (folder / "tokenizer.json").write_text(content)
-    with pytest.raises(ConfigurationError, match=r"tokenizer\.json is not a tokenizer file: "):
+    with pytest.raises(ConfigurationError, match=r"tokenizer\.json is not a tokenizer file, or "):
+        read(folder)
+
+
+def test_tokenizer_on_which_the_library_panics_is_refused(folder: Path) -> None:
+    template = [{"SpecialToken": {"id": "<none>", "type_id": 0}}, {"Sequence": {"id": "A"}}]
+    file = folder / "tokenizer.json"
+    content = json.loads(file.read_text("utf-8"))
+    processor = {"type": "TemplateProcessing", "single": template, "pair": [], "special_tokens": {}}
+    write(file, **content | {"post_processor": processor})
+    with pytest.raises(ConfigurationError, match=r"tokenizer\.json is not a tokenizer file, or "):
+        read(folder)
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"added_tokens_decoder": {"one": {"content": "a"}}},
+        {"added_tokens_decoder": [1]},
+        {"extra_special_tokens": 3},
+    ],
+)
+def test_settings_that_are_none_are_refused(folder: Path, settings: dict[str, Any]) -> None:
+    write(folder / "tokenizer_config.json", **settings)
+    with pytest.raises(ConfigurationError, match="or one beside it is damaged: "):
         read(folder)
 
 

@@ -12,6 +12,7 @@ import pytest
 import evalution
 from evalution.comparison import compare
 from evalution.suites import load_suite
+from evalution.user_input import allow_code
 from evalution.yaml_spec.run_spec import load_spec
 from evalution_core import (
     BaseInferenceSession,
@@ -141,7 +142,8 @@ def test_spec_declares_tasks_by_the_type_lm_eval(task_folder: Path, tmp_path: Pa
         f"  - {{type: lm_eval, tasks: tiny_prose, include_path: {task_folder}, "
         "include_defaults: false, limit: 0.25}\n"
     )
-    loaded = load_spec(str(spec))
+    with allow_code():
+        loaded = load_spec(str(spec))
     found = evalution.run(engine=loaded.engine, model=loaded.model, tests=loaded.tests)
     assert found["tiny_prose"].n == 2
 

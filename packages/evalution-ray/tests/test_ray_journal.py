@@ -73,6 +73,7 @@ def test_killed_run_goes_on_from_its_journal(
         )
     )
     command = [sys.executable, "-m", "evalution", "run", tmp_path / "run.json", "--output", run]
+    command.append("--allow-code")
     environment = {**os.environ, "RAY_ADDRESS": cluster.address}
     with (tmp_path / "log").open("w") as log:
         killed = subprocess.Popen(command, env=environment, stdout=log, stderr=log)

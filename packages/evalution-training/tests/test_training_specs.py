@@ -75,7 +75,9 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Any]:
         (tmp_path / "spec.yaml").write_text(text)
         first, *rest = command or ("run",)
         extra = ["--output", "out"] if first == "run" else []
-        return testing.CliRunner().invoke(cli.app, [first, "spec.yaml", *rest, *extra])
+        return testing.CliRunner().invoke(
+            cli.app, [first, "spec.yaml", "--allow-code", *rest, *extra]
+        )
 
     return call
 

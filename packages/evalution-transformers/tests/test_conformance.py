@@ -39,15 +39,3 @@ class TestTransformersFloat64(EngineConformance):
 class TestTransformersPaged(EngineConformance):
     engine = Transformers(dtype="float32", device="cpu", paged=True)
     model = TINY
-
-
-@pytest.mark.gpu
-class TestTransformersCuda(EngineConformance):
-    engine = Transformers(dtype="float32", device="cuda")
-    model = TINY
-
-
-@pytest.mark.gpu
-class TestTransformersCudaPaged(EngineConformance):
-    engine = Transformers(dtype="float32", device="cuda", paged=True)
-    model = TINY

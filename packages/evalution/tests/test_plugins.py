@@ -233,7 +233,7 @@ def test_a_suite_in_a_file_beside_the_spec_runs_on_request(
 ) -> None:
     refused = command_line("validate", str(suite_file.with_name("s.yaml")))
     assert refused.returncode == 2
-    assert f"{suite_file} is code, which could do whatever you can" in refused.stderr
+    assert "json.py:Riddles is code, which could do whatever you can" in refused.stderr
     assert "add --allow-code to the command" in refused.stderr
     assert not suite_file.with_suffix(".ran").exists()
     done = command_line("run", str(suite_file.with_name("s.yaml")), "--allow-code", "--output", "r")
@@ -242,6 +242,8 @@ def test_a_suite_in_a_file_beside_the_spec_runs_on_request(
     assert sys.modules["json"] is json
     again = command_line("validate", str(suite_file.with_name("s.yaml")))
     assert again.returncode == 2
+    shown = command_line("suites", f"{suite_file}:Riddles", "--allow-code")
+    assert "options of Riddles" in shown.stdout
 
 
 @pytest.mark.parametrize(

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 C = TypeVar("C", bound=type[Any])
+_MOST_LISTED = 20
 
 
 def normalize(name: str) -> str:
@@ -283,6 +284,8 @@ class PluginRegistry(Generic[T]):
         if likely is not None and likely not in known:
             advice += f"{' ' if advice else '; '}pip install {self.own[likely]}"
         listed = ", ".join(dict.fromkeys(known)) or "none"
+        if len(known) > _MOST_LISTED:
+            listed = f"{len(known)}; `evalution {self._noun}s` lists them"
         return self._unknown(f"no {self._noun} {name!r} is installed{advice} (installed: {listed})")
 
 

@@ -22,15 +22,26 @@ from evalution_core import (
     TextDelta,
 )
 from evalution_core.kinds import RequestKind, find_kind
-from evalution_core.requests import Request
+from evalution_core.requests import Output, Request
 from evalution_core.streams import open_stream
 from evalution_enginekit.channels import Call, Channel, Event, Outbox
+from evalution_enginekit.fair_queue import (
+    Accounts,
+    count_prompt,
+    current_caller,
+    estimate_cost,
+    find_saving,
+)
 
 T = TypeVar("T")
 _GATHERING_S = 0.02
 """Seconds that a round of a session without continuous batching stays open after a request."""
 _WINDOW = 64
 """Requests to score in one round."""
+_SLOT_WAIT_S = 0.02
+"""Seconds that a call waits for a slot before a far longer one may have to give its own."""
+_LEAST_SHARED = 8
+"""Slots from which one is kept for calls of one request."""
 _SCORING_READERS = 2
 """Rounds of requests to score at once: one is prepared while the other is computed."""
 _LONG_TEXT, _LONG_IDS = 32_768, 8_192
@@ -42,10 +53,13 @@ class AsyncSession:
     """A session as tasks see it: each awaits its own requests, and the session runs them together.
 
     Requests to generate go into long streams of the session, where a new one joins those that run:
-    one each for whole and for growing texts, and for short and for long prompts. A session that
-    doesn't declare `continuous_batching` gets rounds of the requests that wait instead, as all
-    requests to score do. A stream takes the callers in turns, one request of each, so that a caller
-    with many holds up none with few; the session shares itself among streams.
+    one each for whole and for growing texts, for short and for long prompts, and for calls of one
+    request and of several. A session that doesn't declare `continuous_batching` gets rounds of the
+    requests that wait instead, as all requests to score do. A stream takes the request whose caller
+    has had the fewest tokens (`fair_queue`), and the session shares itself among streams. Of eight
+    slots or more, calls of several requests leave one free: a single request finds it at once,
+    whatever those hold. A call that waits for a slot gets that of a request which costs eight times
+    as much, if no text of it has come; that request begins again later, once at most.
 
     A runtime that fails costs the callers that had requests in it: they get the error, and all
     others go on in a stream that follows. A task that is cancelled, or closes its iterator, gives
@@ -73,8 +87,10 @@ class AsyncSession:
         self._on_start = on_start
         self._streams_text = Capability.STREAM in session.capabilities
         self._is_continuous = Capability.CONTINUOUS_BATCHING in session.capabilities
+        self._max_model_len = session.info.max_model_len
+        self._accounts = Accounts()
         self._lock = threading.RLock()
-        self._channels: dict[tuple[RequestKind, bool, bool], Channel] = {}
+        self._channels: dict[tuple[RequestKind, bool, bool, bool], Channel] = {}
         self._outboxes: dict[asyncio.AbstractEventLoop, Outbox] = {}
         self._is_closed = False
 
@@ -139,12 +155,22 @@ class AsyncSession:
             return
         call, channel = self._submit(requests, deltas=deltas and self._streams_text)
         left = len(requests)
+        loop = asyncio.get_running_loop()
+
+        def make_room(waited: float) -> None:
+            nonlocal timer
+            channel.make_room(call)
+            timer = loop.call_later(waited, make_room, 2 * waited)
+
+        timer = loop.call_later(_SLOT_WAIT_S, make_room, _SLOT_WAIT_S)
         try:
             while left:
                 index, event = await call.read()
+                timer.cancel()
                 left -= not isinstance(event, TextDelta)
                 yield index, event
         finally:
+            timer.cancel()
             channel.leave(call)
 
     def close(self) -> None:
@@ -160,13 +186,16 @@ class AsyncSession:
         if kind is None:
             raise InvalidRequestError(f"expected a request, got {requests[0]!r}")
         is_long = any(_is_long(request) for request in requests)
+        is_single = len(requests) == 1
+        costs = [estimate_cost(request, self._max_model_len) for request in requests]
         with self._lock:
             if self._is_closed:
                 raise SessionClosedError("the asynchronous session is closed; make a new one")
-            key = kind, deltas, is_long
+            key = kind, deltas, is_long, is_single
             if key not in self._channels:
-                self._channels[key] = self._make_channel(kind, deltas)
-            channel, call = self._channels[key], Call(requests, self._find_outbox())
+                self._channels[key] = self._make_channel(kind, deltas, is_single=is_single)
+            channel = self._channels[key]
+            call = Call(requests, self._find_outbox(), current_caller.get(), costs)
         channel.join(call)
         return call, channel
 
@@ -178,14 +207,22 @@ class AsyncSession:
             self._outboxes[loop] = Outbox(loop)
         return self._outboxes[loop]
 
-    def _make_channel(self, kind: RequestKind, deltas: bool) -> Channel:
+    def _make_channel(self, kind: RequestKind, deltas: bool, *, is_single: bool) -> Channel:
+        batch_size = self._batch_size
+        slots = batch_size or self._session.info.preferred_batch_size or 0
+        if not is_single and slots >= _LEAST_SHARED and kind is RequestKind.GENERATION:
+            batch_size = slots = slots - 1
+
         def open_kind(requests: Iterable[tuple[int, Any]]) -> RequestStream[int, Any]:
-            return kind.open_stream(self._session, requests, batch_size=self._batch_size)
+            return kind.open_stream(self._session, requests, batch_size=batch_size)
 
         def open_text(requests: Iterable[tuple[int, Any]]) -> RequestStream[int, Any]:
             return open_stream(
-                lambda source: self._session.stream(source, batch_size=self._batch_size), requests
+                lambda source: self._session.stream(source, batch_size=batch_size), requests
             )
+
+        def save(request: Request, output: Output) -> float:
+            return find_saving(request, output, self._max_model_len)
 
         def on_start(waited: float) -> None:
             if self._on_start is not None:
@@ -193,10 +230,24 @@ class AsyncSession:
 
         if kind is not RequestKind.GENERATION:
             return Channel(
-                open_kind, on_start, patience=0.0, window=_WINDOW, readers=_SCORING_READERS
+                open_kind,
+                on_start,
+                self._accounts,
+                save,
+                patience=0.0,
+                window=_WINDOW,
+                readers=_SCORING_READERS,
             )
         patience = None if self._is_continuous else _GATHERING_S
-        return Channel(open_text if deltas else open_kind, on_start, patience=patience)
+        opening = open_text if deltas else open_kind
+        return Channel(
+            opening,
+            on_start,
+            self._accounts,
+            save,
+            patience=patience,
+            slots=slots if self._is_continuous and slots else None,
+        )
 
 
 def _check_output(result: T | RequestFailure) -> T:
@@ -206,13 +257,5 @@ def _check_output(result: T | RequestFailure) -> T:
 
 
 def _is_long(request: Request) -> bool:
-    if not isinstance(request, GenerationRequest):
-        return False
-    if request.input_ids is not None:
-        return len(request.input_ids) > _LONG_IDS
-    length = len(request.rendered_prompt or request.prompt or "")
-    for message in request.messages or ():
-        content = message.get("content") or ""
-        parts = [content] if isinstance(content, str) else [one.get("text") for one in content]
-        length += sum(len(part or "") for part in parts)
-    return length > _LONG_TEXT
+    characters, ids = count_prompt(request)
+    return characters > _LONG_TEXT or ids > _LONG_IDS

@@ -19,30 +19,45 @@ from evalution_core import (
     TextDelta,
 )
 from evalution_core.requests import Output, Request
+from evalution_enginekit.fair_queue import Account, Accounts, Caller
 
 Event = TextDelta | Output | RequestFailure
 
 _ROUND_S = 0.2
 """Seconds that a round stays open at most, or a steady flow would keep it from starting.
 """
+_LONGER = 8
+"""Times that a request costs more than the one that takes its slot."""
 _CLOSE_WAIT_S = 10.0
 """Seconds that `close` waits for the session to release what runs; one step is normal."""
 
 
 class Call:
-    """The requests of one caller, and the events that it has yet to read.
+    """The requests of one call, and the events that its caller has yet to read.
 
-    `to_go` are the indices that wait for their turn, `in_flight` those in the session by their
-    numbers there, `begun` those of which text has come. They belong to the channel; the events
-    belong to the caller's event loop.
+    `costs` are the estimates of the requests in tokens, `account` the caller's while the call is in
+    the channel. `to_go` are the indices that wait for their turn, `in_flight` those in the session
+    by their numbers there, `begun` those of which text has come, `restarted` those that gave their
+    slot to a shorter one. They belong to the channel; the events belong to the caller's event loop.
     """
 
-    def __init__(self, requests: Sequence[Request], outbox: Outbox):
+    account: Account | None = None
+
+    def __init__(
+        self,
+        requests: Sequence[Request],
+        outbox: Outbox,
+        caller: Caller | None = None,
+        costs: Sequence[float] | None = None,
+    ):
         self.requests = requests
+        self.caller: Caller = (self,) if caller is None else caller
+        self.costs = costs or [1.0] * len(requests)
         self.since = time.perf_counter()
         self.to_go = deque(range(len(requests)))
         self.in_flight: dict[int, int] = {}
         self.begun: set[int] = set()
+        self.restarted: set[int] = set()
         self._outbox = outbox
         self._events: deque[tuple[int, Event] | BaseException] = deque()
         self._reader: asyncio.Future[None] | None = None
@@ -69,6 +84,31 @@ class Call:
         if isinstance(event, BaseException):
             raise event
         return event
+
+    def rank(self) -> tuple[float, ...]:
+        """Return the place of the next request among those of other calls; the least is next."""
+        assert self.account is not None
+        return self.account.rank(self.costs[self.to_go[0]])
+
+    def is_waiting(self, started: Iterable[int]) -> bool:
+        """Report whether it has requests to go, and none among the `started` numbers."""
+        return bool(self.to_go or self.in_flight) and self.in_flight.keys().isdisjoint(started)
+
+    def may_restart(self, number: int, by: Account | None, cost: float) -> bool:
+        """Report whether a running request may give its slot to one of `cost` tokens of `by`."""
+        index = self.in_flight[number]
+        is_fresh = index not in self.begun and index not in self.restarted
+        return is_fresh and self.account is not by and self.costs[index] >= _LONGER * cost
+
+    def charge(self, index: int) -> None:
+        """Count a request that the session takes."""
+        if self.account is not None:
+            self.account.charge(self.costs[index])
+
+    def refund(self, index: int, tokens: float | None = None) -> None:
+        """Give back what a request wasn't given after all; None: its whole estimate."""
+        if self.account is not None:
+            self.account.correct(-(self.costs[index] if tokens is None else tokens))
 
     def fail(self, error: BaseException) -> None:
         self.to_go.clear()
@@ -104,27 +144,36 @@ class Channel:
     Args:
         open_stream: begins a stream of the session.
         on_start: called with the seconds that a request waited, when the session takes it.
+        accounts: what each caller was given, shared with the session's other channels.
+        find_saving: returns the tokens that a request cost less than its estimate.
         patience: how long a round stays open after a request; None: a stream stays open.
         window: requests in one round; None: any number.
         readers: streams at once.
+        slots: requests of a stream that run at once, in the order in which it took them; None: that
+            isn't known.
     """
 
     def __init__(
         self,
         open_stream: Callable[[Iterable[tuple[int, Any]]], RequestStream[int, Any]],
         on_start: Callable[[float], None],
+        accounts: Accounts,
+        find_saving: Callable[[Request, Output], float],
         *,
         patience: float | None,
         window: int | None = None,
         readers: int = 1,
+        slots: int | None = None,
     ):
         self.open_stream = open_stream
         self.on_start = on_start
+        self.find_saving = find_saving
         self.patience = patience
         self.window = window
-        # An `RLock` beneath: a garbage collection under it may close this object.
-        self.changed = threading.Condition()
-        self.callers: deque[Call] = deque()
+        self.slots = slots
+        self.accounts = accounts
+        self.changed = threading.Condition(accounts.lock)
+        self.callers: list[Call] = []
         self.numbers = count()
         self.is_closed = False
         self._readers = [_Reader(self) for _ in range(readers)]
@@ -134,25 +183,59 @@ class Channel:
             if self.is_closed:
                 call.fail(SessionClosedError("the asynchronous session was closed meanwhile"))
                 return
+            call.account = self.accounts.open(call.caller)
             self.callers.append(call)
             self.changed.notify()
 
     def leave(self, call: Call) -> None:
-        """Give up what is not finished of a call."""
-        if not (call.to_go or call.in_flight):
-            return
+        """End a call, and give up what is not finished of it."""
         with self.changed:
+            if call.account is not None:
+                self.accounts.close(call.account)
+                call.account = None
+            if not (call.to_go or call.in_flight):
+                return
             call.to_go.clear()
             with suppress(ValueError):  # a round would open for it, and find nothing
                 self.callers.remove(call)
-            numbers = list(call.in_flight)
+            dropped = self.drop(list(call.in_flight))
             call.in_flight.clear()
-        self.cancel(numbers)
+        self.abort(dropped)
 
-    def cancel(self, numbers: Sequence[int]) -> None:
-        """Abort these requests in whatever stream they are; not under the lock."""
-        for reader in self._readers:
-            reader.cancel(numbers)
+    def make_room(self, call: Call) -> None:
+        """Free a slot for a call that waits behind far longer ones, if it can be done unnoticed.
+
+        The youngest request of another caller that costs eight times as much, of which no text has
+        come, begins again later, at most once; so do those that the stream has yet to start.
+        """
+        with self.changed:
+            running = {n: c for reader in self._readers for n, c in reader.running.items()}
+            numbers = sorted(running)
+            if self.slots is None or len(numbers) <= self.slots:
+                return
+            started, prepared = numbers[: self.slots], numbers[self.slots :]
+            if not call.is_waiting(started):
+                return
+            cost = min(call.costs)
+            longer = [n for n in started if running[n].may_restart(n, call.account, cost)]
+            if not longer:
+                return
+            running[longer[-1]].restarted.add(running[longer[-1]].in_flight[longer[-1]])
+            numbers = [longer[-1], *(n for n in prepared if running[n] is not call)]
+            for number in numbers:
+                self.put_back(running[number], [number])
+            dropped = self.drop(numbers)
+            self.changed.notify_all()
+        self.abort(dropped)
+
+    def drop(self, numbers: Sequence[int]) -> list[list[int]]:
+        """Give up requests, under the lock; return those of each reader, for `abort`."""
+        return [reader.drop(numbers) for reader in self._readers]
+
+    def abort(self, dropped: Sequence[Sequence[int]]) -> None:
+        """Abort what `drop` returned in the streams that have it; not under the lock."""
+        for reader, numbers in zip(self._readers, dropped, strict=True):
+            reader.abort(numbers)
 
     def close(self) -> None:
         error = SessionClosedError("the asynchronous session was closed meanwhile")
@@ -160,32 +243,38 @@ class Channel:
             self.is_closed = True
             waiting = {*self.callers, *(c for r in self._readers for c in r.running.values())}
             self.callers.clear()
-            numbers = [number for call in waiting for number in call.in_flight]
+            dropped = self.drop([number for call in waiting for number in call.in_flight])
             for call in waiting:
                 call.fail(error)
             self.changed.notify_all()
-        self.cancel(numbers)
+        self.abort(dropped)
         for reader in self._readers:
             reader.join()
 
     def take(self) -> tuple[int, Call, Request] | None:
-        """Take the next request in turn, under the lock; None if none waits."""
-        while self.callers:
-            call = self.callers.popleft()
-            if call.to_go:
-                number, index = next(self.numbers), call.to_go.popleft()
-                call.in_flight[number] = index
-                if call.to_go:
-                    self.callers.append(call)
-                return number, call, call.requests[index]
-        return None
+        """Take the request that is next by what its caller was given, under the lock, if any waits.
+
+        Of equals, the one that has waited longest.
+        """
+        self.callers = [call for call in self.callers if call.to_go]
+        if not self.callers:
+            return None
+        call = min(self.callers, key=Call.rank)
+        number, index = next(self.numbers), call.to_go.popleft()
+        call.in_flight[number] = index
+        call.charge(index)
+        if not call.to_go:
+            self.callers.remove(call)
+        return number, call, call.requests[index]
 
     def put_back(self, call: Call, numbers: Iterable[int]) -> None:
         """Let requests wait for another stream, before all others; under the lock."""
         indices = [call.in_flight.pop(number) for number in numbers]
+        for index in indices:
+            call.refund(index)
         call.to_go.extendleft(sorted(indices, reverse=True))
         if call.to_go and call not in self.callers:
-            self.callers.appendleft(call)
+            self.callers.insert(0, call)
 
 
 class _Reader:
@@ -203,13 +292,16 @@ class _Reader:
         self._thread = threading.Thread(target=self._serve, name="session stream", daemon=True)
         self._thread.start()
 
-    def cancel(self, numbers: Iterable[int]) -> None:
-        """Abort those of these requests that are in this reader's stream."""
-        with self._changed:
-            mine = [number for number in numbers if self.running.pop(number, None) is not None]
-            self._is_given_up |= self._on_its_way in mine
+    def drop(self, numbers: Iterable[int]) -> list[int]:
+        """Give up those of these requests that are this reader's, under the lock; return them."""
+        mine = [number for number in numbers if self.running.pop(number, None) is not None]
+        self._is_given_up |= self._on_its_way in mine
+        return mine
+
+    def abort(self, numbers: Iterable[int]) -> None:
+        """Abort requests in the stream; not under the lock."""
         if self._stream is not None:
-            for number in mine:
+            for number in numbers:
                 self._stream.cancel(number)
 
     def join(self) -> None:
@@ -233,9 +325,9 @@ class _Reader:
                 error, is_refused = failure, not self.running
             with self._changed:
                 self._round += 1
-                lost = self._end_round(error, is_refused=is_refused)
+                dropped = channel.drop(self._end_round(error, is_refused=is_refused))
                 self._changed.notify_all()
-            channel.cancel(lost)
+            channel.abort(dropped)
 
     def _end_round(self, error: BaseException, *, is_refused: bool) -> list[int]:
         """Fail the callers that lost a request, and let the requests of all others wait again.
@@ -275,6 +367,9 @@ class _Reader:
                         call.begun.add(index)
                     else:
                         del self.running[number], call.in_flight[number]
+                        if not isinstance(event, RequestFailure):
+                            saving = self._channel.find_saving(call.requests[index], event)
+                            call.refund(index, saving)
                 # Not under the lock: the caller's thread would wake and wait for it.
                 call.send((index, event))
 

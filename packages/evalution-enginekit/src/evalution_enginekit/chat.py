@@ -6,11 +6,10 @@ environment that Transformers documents for them ("Writing a chat template").
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from datetime import datetime
 from functools import cached_property
+from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
@@ -21,8 +20,6 @@ from evalution_core.requests import Message
 
 if TYPE_CHECKING:
     from jinja2 import Template
-    from jinja2.nodes import Node
-    from jinja2.parser import Parser
 
 SPECIAL_TOKENS = ("bos_token", "eos_token", "pad_token", "unk_token", "sep_token", "cls_token")
 """The names of the tokens that templates may print."""
@@ -39,7 +36,10 @@ _SET = frozenset(
     }
 )
 """Variables that every template is given, so that callers may not set them."""
-_TEMPLATE_FAULTS = (ArithmeticError, AttributeError, LookupError, TypeError, ValueError)
+_TEMPLATE_FAULTS = (
+    *(ArithmeticError, AttributeError, LookupError, TypeError, ValueError),
+    *(AssertionError, MemoryError, RuntimeError, SyntaxError),  # of what is nested too deeply
+)
 """Errors that a template's expressions raise on messages that it wasn't written for."""
 
 
@@ -67,11 +67,12 @@ class ChatTemplate:
 
     @cached_property
     def _template(self) -> Template:
-        return _make_environment().from_string(self.source)
+        return _import_sandbox().TemplateEnvironment().from_string(self.source)
 
     @cached_property
     def _tool_template(self) -> Template:
-        return _make_environment().from_string(self.tool_source or self.source)
+        source = self.tool_source or self.source
+        return _import_sandbox().TemplateEnvironment().from_string(source)
 
     def with_variables(self, variables: Mapping[str, Any]) -> ChatTemplate:
         """This template, rendered with `variables` too; of two with one name, the new one counts.
@@ -94,12 +95,11 @@ class ChatTemplate:
 
     def _read_variables(self) -> set[str]:
         """The names of the variables that the template reads and nobody sets."""
-        jinja2 = _import_jinja()
-        from jinja2.meta import find_undeclared_variables  # noqa: PLC0415
-
+        sandbox = _import_sandbox()
         try:
-            read = find_undeclared_variables(_make_environment().parse(self.source))
-        except jinja2.TemplateError as error:
+            with sandbox.limit_rendering():
+                read = sandbox.find_undeclared(self.source)
+        except (sandbox.jinja2.TemplateError, *_TEMPLATE_FAULTS) as error:
             raise ConfigurationError(f"the model's chat template is broken: {error}") from error
         return read - _SET - self.special_tokens.keys()
 
@@ -113,20 +113,22 @@ class ChatTemplate:
         """The prompt text; parts of a message that are all text are joined by a newline.
 
         Raises:
-            InvalidRequestError: the template refuses the messages, with its own reason.
+            InvalidRequestError: the template refuses the messages, with its own reason, or goes
+                over a limit of `template_sandbox`.
             EngineUnavailableError: Jinja is not installed.
         """
-        jinja2 = _import_jinja()
+        sandbox = _import_sandbox()
         try:
-            return (self._tool_template if tools else self._template).render(
-                messages=[_join_text_parts(message) for message in messages],
-                add_generation_prompt=add_generation_prompt,
-                tools=list(tools) if tools else None,
-                documents=None,
-                **self.special_tokens,
-                **self.variables,
-            )
-        except (jinja2.TemplateError, *_TEMPLATE_FAULTS) as error:
+            with sandbox.limit_rendering():
+                return (self._tool_template if tools else self._template).render(
+                    messages=[_join_text_parts(message) for message in messages],
+                    add_generation_prompt=add_generation_prompt,
+                    tools=list(tools) if tools else None,
+                    documents=None,
+                    **self.special_tokens,
+                    **self.variables,
+                )
+        except (sandbox.jinja2.TemplateError, *_TEMPLATE_FAULTS) as error:
             raise InvalidRequestError(f"the chat template refused the messages: {error}") from error
 
 
@@ -227,53 +229,11 @@ def _join_text_parts(message: Message) -> dict[str, Any]:
     return kept
 
 
-def _import_jinja() -> Any:
+def _import_sandbox() -> Any:
     try:
-        import jinja2  # noqa: PLC0415 - extra [tokenizers] or [hf]
+        import_module("jinja2")  # an extra
+        return import_module("evalution_enginekit.template_sandbox")
     except ImportError as error:
         raise EngineUnavailableError(
             'rendering chat needs jinja2; pip install "evalution-enginekit[tokenizers]"'
         ) from error
-    return jinja2
-
-
-def _make_environment() -> Any:
-    from jinja2.ext import loopcontrols  # noqa: PLC0415
-    from jinja2.sandbox import ImmutableSandboxedEnvironment  # noqa: PLC0415
-
-    environment: Any = ImmutableSandboxedEnvironment(
-        trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols, _make_generation_tag()]
-    )
-    environment.filters["tojson"] = _to_json
-    environment.globals["raise_exception"] = _refuse
-    environment.globals["strftime_now"] = _format_now
-    return environment
-
-
-def _make_generation_tag() -> Any:
-    from jinja2.ext import Extension  # noqa: PLC0415
-
-    class GenerationTag(Extension):
-        """`{% generation %}` marks the assistant's text for training; it prints its body."""
-
-        tags = {"generation"}  # noqa: RUF012 - as jinja2 declares it
-
-        def parse(self, parser: Parser) -> Node | list[Node]:
-            next(parser.stream)
-            return parser.parse_statements(("name:endgeneration",), drop_needle=True)
-
-    return GenerationTag
-
-
-def _to_json(value: Any, indent: int | None = None, **options: Any) -> str:
-    return json.dumps(value, ensure_ascii=False, indent=indent, **options)
-
-
-def _refuse(message: str) -> None:
-    import jinja2  # noqa: PLC0415
-
-    raise jinja2.TemplateError(message)
-
-
-def _format_now(spelling: str) -> str:
-    return datetime.now().astimezone().strftime(spelling)

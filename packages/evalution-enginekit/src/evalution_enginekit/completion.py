@@ -10,6 +10,7 @@ from typing import Any
 from evalution_core import EngineRuntimeError, GenerationOutput, GenerationRequest, TextDelta
 from evalution_core.requests import FinishReason, TopLogprobs
 from evalution_enginekit.generation import Completion, StopMatcher, TokenEvent, TokenPrompt
+from evalution_enginekit.planning import check_logprobs
 from evalution_enginekit.tokenizer import Tokenizer
 
 
@@ -191,7 +192,9 @@ class TextCompletion:
             self._text[:end],
             metadata,
             token_ids=ids,
-            token_logprobs=logprobs if wanted and len(logprobs) == len(ids or ()) else None,
+            token_logprobs=(
+                check_logprobs(logprobs) if wanted and len(logprobs) == len(ids or ()) else None
+            ),
             top_logprobs=top if wanted and len(top) == len(ids or ()) else None,
             finish_reason=self.finish,
             truncated_tokens=truncated,

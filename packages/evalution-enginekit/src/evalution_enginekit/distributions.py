@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from itertools import accumulate, groupby, islice, takewhile
 from typing import TYPE_CHECKING, Any, Generic, TypeAlias, TypeVar, cast
@@ -186,16 +185,27 @@ class DistributionReader:
     ) -> Iterator[tuple[K, DistributionRows | RequestFailure]]:
         """Yield rows in the order of the requests, of which the engine is given some at once.
 
-        Requests that fail together are tried one by one.
+        Requests that fail together are tried one by one. What the input raises is raised after the
+        rows of all that it gave.
         """
         source = enumerate(requests)
-        while batch := list(islice(source, at_once)):
-            jobs = deque(_make_job(item, position, prepare) for position, item in batch)
+        broken: BaseException | None = None
+        while broken is None:
+            jobs: deque[_Job[K]] = deque()
+            try:
+                for position, item in islice(source, at_once):
+                    jobs.append(_make_job(item, position, prepare))
+            except BaseException as error:  # noqa: BLE001 - it is raised again, after the rows
+                broken = error
+            if not jobs:
+                break
             while jobs:
                 if isinstance(failure := jobs[0].found, RequestFailure):
                     yield jobs.popleft().key, failure
                 else:
                     yield from self._read_some(jobs)
+        if broken is not None:
+            raise broken
 
     def _read_some(
         self, jobs: deque[_Job[K]]
@@ -243,8 +253,7 @@ class DistributionReader:
                     f"distributions of {jobs[0].missing} positions are missing"
                 )
         finally:
-            with suppress(SessionClosedError):
-                self._thread.call(lambda: end_steps(blocks, "distributions"))
+            self._thread.post(lambda: end_steps(blocks, "distributions"))
 
     def _call(self, function: Callable[[], Any]) -> Any:
         with runtime_errors("distributions"):

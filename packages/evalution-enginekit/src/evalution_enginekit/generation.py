@@ -5,7 +5,6 @@ from __future__ import annotations
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from itertools import count
 from typing import Any
 
 from evalution_core import (
@@ -16,6 +15,7 @@ from evalution_core import (
     TextDelta,
 )
 from evalution_core.requests import FinishReason, TopLogprobs
+from evalution_enginekit.planning import check_logprobs
 from evalution_enginekit.runtime_thread import (
     IDLE,
     RuntimeThread,
@@ -80,12 +80,11 @@ class Completion:
         self._matcher = StopMatcher(prompt.stop)
         self._pieces: list[tuple[int, str, bool]] = []
         self._starts: list[int] = []
-        self._length, self._generated = 0, 0
         self._ids: list[int] = []
         self._logprobs: list[float] = []
         self._top: TopLogprobs = []
         self._runtime: dict[str, Any] = {}
-        self._sent_text, self._sent_ids = 0, 0
+        self._length = self._generated = self._sent_text = self._sent_ids = 0
         self._has_ended = False
         self.finish: FinishReason | None = None
 
@@ -135,7 +134,7 @@ class Completion:
             self._join_visible(0, self._cut),
             metadata,
             token_ids=kept,
-            token_logprobs=self._logprobs[: len(kept)] if known else None,
+            token_logprobs=check_logprobs(self._logprobs[: len(kept)]) if known else None,
             top_logprobs=self._top[: len(kept)] if listed else None,
             finish_reason=self.finish,
             prompt_tokens=len(self._prompt.token_ids),
@@ -202,8 +201,7 @@ class StopMatcher:
     def __init__(self, stops: Sequence[str]):
         self._stops = tuple(stops)
         self._reach = max((len(stop) for stop in self._stops), default=1) - 1
-        self._tail = ""
-        self._length = 0
+        self._tail, self._length = "", 0
         self.cut: int | None = None
         """Index at which the stop string begins, once one is complete."""
 
@@ -310,8 +308,7 @@ class PromptQueue:
     """Prompts for `_generate_tokens`. Ask for `cancelled` first, then `take` what fits."""
 
     def __init__(self, loop: GenerationLoop, thread: RuntimeThread):
-        self._loop = loop
-        self._thread = thread
+        self._loop, self._thread = loop, thread
 
     def on_change(self, notify: Callable[[], None]) -> None:
         """Call `notify`, from any thread, when there may be prompts to take or keys to cancel.
@@ -337,15 +334,14 @@ class GenerationLoop:
         self, thread: RuntimeThread, tokenizer: Tokenizer, generate: Generate, *, continuous: bool
     ):
         self._thread = thread
-        self._tokenizer = tokenizer
-        self._generate = generate
+        self._tokenizer, self._generate = tokenizer, generate
         self._patience = 0.0 if continuous else _BATCH_PATIENCE_S
         self._asked = False
         self._streams: list[GenerationStream] = []
         self._running: dict[int, _Running] = {}
         self._late: dict[int, int] = {}  # what is over, with the steps that it got tokens in since
         self._steps: Iterator[Sequence[TokenEvent]] | None = None
-        self._numbers = count()
+        self._last_key = -1
 
     def open(self, limits: StreamLimits) -> GenerationStream:
         stream: GenerationStream = ResultStream(self._thread, limits)
@@ -425,13 +421,15 @@ class GenerationLoop:
         # Whoever was served goes last: with one slot free at a time, the first would have them all.
         self._streams.remove(stream)
         self._streams.append(stream)
-        number = next(self._numbers)
+        number = self._last_key = self._last_key + 1
         key, job = stream.admit(number)
         prompt = replace(job.prompt, key=number)
         self._running[number] = _Running(stream, key, job, Completion(self._tokenizer, prompt))
         return prompt
 
     def _apply(self, event: TokenEvent) -> None:
+        if not 0 <= event.key <= self._last_key:
+            raise EngineRuntimeError(f"the engine generated for key {event.key!r}, no prompt's")
         if event.key in self._late:
             self._count_late(event)
         running = self._running.get(event.key)
@@ -447,7 +445,10 @@ class GenerationLoop:
             running.stream.deliver_part(event.key, delta)
         if completion.finish is None:
             return
-        output = completion.output(job.prompt_text, job.metadata, job.truncated_tokens)
+        try:
+            output = completion.output(job.prompt_text, job.metadata, job.truncated_tokens)
+        except EvalutionError as error:
+            output = RequestFailure(error, job.metadata)
         running.stream.deliver(event.key, output)
         if completion.is_cut:
             self._late[event.key] = 0
@@ -473,8 +474,7 @@ class GenerationLoop:
                         "the engine ended generation before this request was finished",
                         in_flight=[running.key],
                     )
-                    failure = RequestFailure(error, running.job.metadata)
-                    running.stream.deliver(key, failure)
+                    running.stream.deliver(key, RequestFailure(error, running.job.metadata))
                 self._release(key)
 
     def _fail(self, error: EvalutionError) -> None:

@@ -34,6 +34,36 @@ class WrongScoresError(EngineRuntimeError):
     """
 
 
+_ABOVE_ZERO = 1e-6
+"""Rounding error that is accepted for the log-probability of a certain token."""
+
+
+def check_logprobs(values: Sequence[float]) -> list[float]:
+    """Return log-probabilities that a runtime returned; minus infinity is one.
+
+    Raises:
+        WrongScoresError: one is NaN, above 0, or missing.
+    """
+    wrong = [value for value in values if value is None or not value <= _ABOVE_ZERO]  # pyright: ignore[reportUnnecessaryComparison]
+    if wrong:
+        raise WrongScoresError(
+            f"the runtime returned {wrong[0]!r} as a log-probability, which is a number up to 0; "
+            "where it is nan, set a dtype of a wider range"
+        )
+    return list(values)
+
+
+def check_score(score: object) -> TokenScore:
+    """Return a score that a runtime returned.
+
+    Raises:
+        TypeError: it is something else.
+    """
+    if not isinstance(score, TokenScore):
+        raise TypeError(f"a score must be a TokenScore or an error, got {score!r}")
+    return score
+
+
 def take_top(listed: Mapping[int, float], count: int) -> dict[int, float]:
     """Return the most likely of the tokens that a runtime lists for one position, best first.
 

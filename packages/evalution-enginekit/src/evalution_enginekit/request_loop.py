@@ -137,6 +137,19 @@ class RequestLoop:
             self._woken = True
             self._ensure_loop().call_soon_threadsafe(self._turn)
 
+    def post(self, function: Callable[[], None]) -> None:
+        """Run `function` on the loop, without waiting for it; a closed one never does.
+
+        A garbage collection may call it: under the lock, or in a fork.
+        """
+        if os.getpid() != self._pid:
+            return
+        with self.lock:
+            if not self._closing:
+                loop = self._ensure_loop()
+                loop.call_soon_threadsafe(function)
+                loop.call_soon_threadsafe(self._turn)
+
     def call(self, function: Callable[[], Coroutine[Any, Any, R]]) -> R:
         """Await `function()` on the loop, from any other thread.
 

@@ -32,8 +32,9 @@ from evalution_core import (
 )
 from evalution_core.encoding import TokenSpan
 from evalution_enginekit.completion import CompletionChunk, OutputAssembler, RequestPrompt
-from evalution_enginekit.planning import TokenScore
+from evalution_enginekit.planning import TokenScore, check_score
 from evalution_enginekit.request_loop import Emit, JobStream, RequestJob, RequestLoop
+from evalution_enginekit.runtime_thread import runtime_errors
 from evalution_enginekit.session import READ_AHEAD, KitSession
 from evalution_enginekit.streams import StreamLimits
 from evalution_enginekit.tokenizer import Tokenizer
@@ -151,7 +152,8 @@ class RequestSession(KitSession[RequestJob, RequestJob]):
         return self._pull(requests, self._make_text_job, opening)
 
     def gc(self) -> None:
-        self._loop.call(self._release_caches)
+        with runtime_errors("freeing caches"):
+            self._loop.call(self._release_caches)
 
     def close(self) -> None:
         self._loop.close(self._release)
@@ -206,12 +208,15 @@ class RequestSession(KitSession[RequestJob, RequestJob]):
         job = self._encoder.encode_loglikelihood(request)
 
         async def serve(_: Emit) -> Any:
-            return job.conclude(await self._score(job.span))
+            return job.conclude(check_score(await self._score(job.span)))
 
         return RequestJob(serve, job.metadata)
 
     def _make_span_job(self, span: TokenSpan) -> RequestJob:
-        return RequestJob(lambda _: self._score(span), {})
+        async def serve(_: Emit) -> TokenScore:
+            return check_score(await self._score(span))
+
+        return RequestJob(serve, {})
 
     def _make_text_job(self, request: RollingLoglikelihoodRequest) -> RequestJob:
         self._validator.check_rolling(request)

@@ -8,9 +8,10 @@ import threading
 from collections import deque
 from collections.abc import Callable, Generator, Hashable, Iterator, Sequence
 from concurrent.futures import Future
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from math import inf
+from queue import Empty, SimpleQueue
 from typing import Any, Generic, Protocol, TypeVar
 
 from evalution_core import EngineRuntimeError, EvalutionError, SessionClosedError
@@ -128,13 +129,13 @@ class RuntimeThread:
 
     def __init__(self, name: str):
         self.lock = threading.RLock()
-        self._work = threading.Condition(self.lock)
+        # Unlike a condition, it keeps the wake-up of a garbage collection on the thread itself.
+        self._wakes: SimpleQueue[None] = SimpleQueue()
         self._name = name
         self._pid = os.getpid()
         self._calls: deque[tuple[Callable[[], Any], Future[Any]]] = deque()
         self._tasks: list[RuntimeTask] = []
         self._thread: threading.Thread | None = None
-        self._woken = False
         self._closing = False
         self._failure: EngineRuntimeError | None = None
         self._last: Callable[[], None] | None = None
@@ -167,8 +168,8 @@ class RuntimeThread:
                     target=self._run, name=f"{self._name} runtime", daemon=True
                 )
                 self._thread.start()
-            self._woken = True
-            self._work.notify_all()
+            if self._wakes.empty():
+                self._wakes.put(None)
             if self.on_wake is not None:
                 self.on_wake()
 
@@ -176,12 +177,23 @@ class RuntimeThread:
         """Run `function` between two steps, and return what it returns or raise what it raises."""
         if self.is_current:
             return function()
-        result: Future[R] = Future()
         with self.lock:
             self.ensure_open()
-            self.wake()
-            self._calls.append((function, result))
+            result = self.post(function)
         return result.result()
+
+    def post(self, function: Callable[[], R]) -> Future[R]:
+        """Run `function` between two steps, without waiting for it; a closed thread never does.
+
+        A garbage collection may call it: under the lock, or in a fork.
+        """
+        result: Future[R] = Future()
+        if os.getpid() != self._pid:
+            return result
+        with self.lock:
+            self._calls.append((function, result))
+            self.wake()
+        return result
 
     def close(self, last: Callable[[], None]) -> None:
         """End all streams, run `last` on the thread, and end it; any later call waits for that.
@@ -196,7 +208,7 @@ class RuntimeThread:
                 self._last = last
             first, self._closing = not self._closing, True
             thread = self._thread
-            self._work.notify_all()
+            self._wakes.put(None)
             if self.on_wake is not None:
                 self.on_wake()
         if thread is None and first:
@@ -219,11 +231,9 @@ class RuntimeThread:
             with self.lock:
                 self._failure = ended
         self._shut_down(ended)
-        with self.lock:
-            self._work.wait_for(lambda: self._last is not None)
-            last = self._last
-        assert last is not None
-        _resolve(last, self._released)
+        while self._last is None:
+            self._wakes.get()
+        _resolve(self._last, self._released)
 
     def _shut_down(self, ended: EvalutionError) -> None:
         with self.lock:
@@ -236,19 +246,16 @@ class RuntimeThread:
 
     def _work_until_closed(self) -> None:
         while True:
-            with self.lock:
-                if self._closing:
-                    return
-                self._woken = False
-                calls = list(self._calls)
-                self._calls.clear()
-            for function, result in calls:
-                _resolve(function, result)
-            rests = [task.step() for task in self._tasks]
-            with self.lock:
-                rest = min(rests, default=IDLE)
-                if rest > 0 and not (self._woken or self._calls or self._closing):
-                    self._work.wait(None if rest == IDLE else rest)
+            while not self._wakes.empty():
+                self._wakes.get()
+            if self._closing:
+                return
+            for _ in range(len(self._calls)):
+                _resolve(*self._calls.popleft())
+            rest = min([task.step() for task in self._tasks], default=IDLE)
+            if rest > 0:
+                with suppress(Empty):
+                    self._wakes.get(timeout=None if rest == IDLE else rest)
 
 
 def _resolve(function: Callable[[], R], result: Future[R]) -> None:

@@ -20,7 +20,13 @@ from evalution_core import (
 )
 from evalution_core.encoding import TokenSpan
 from evalution_core.requests import TopLogprobs, parse_item
-from evalution_enginekit.planning import TokenScore, WrongScoresError, order_by_prefix
+from evalution_enginekit.planning import (
+    TokenScore,
+    WrongScoresError,
+    check_logprobs,
+    check_score,
+    order_by_prefix,
+)
 from evalution_enginekit.runtime_thread import (
     IDLE,
     Liveness,
@@ -97,6 +103,7 @@ class ScoringLoop:
         self._chunks: deque[_Chunk] = deque()
         self._liveness: Liveness[TokenSpan] = Liveness()
         self._numbers = count()
+        self._has_jumped = False
 
     def open(self, limits: StreamLimits) -> ScoringStream:
         stream: ScoringStream = ResultStream(self._thread, limits)
@@ -136,7 +143,13 @@ class ScoringLoop:
         self._drop_ended_chunks()
 
     def _next_chunk(self) -> _Chunk:
-        stream = next(s for s in self._streams if s.rest(_CHUNK_PATIENCE_S) == 0)
+        """Take the chunk of the stream that waits longest, or one shorter than all others.
+
+        Only one such goes before, so that long ones are delayed by half at most.
+        """
+        ready = [s for s in self._streams if s.rest(_CHUNK_PATIENCE_S) == 0]
+        stream = ready[0] if self._has_jumped else min(ready, key=ScoringStream.admissible)
+        self._has_jumped = stream is not ready[0]
         self._streams.remove(stream)
         self._streams.append(stream)
         numbers = islice(self._numbers, stream.admissible())
@@ -230,10 +243,8 @@ class ScoringLoop:
 def _conclude(job: ScoringJob, score: TokenScore | EvalutionError) -> Any:
     if isinstance(score, EvalutionError):
         return RequestFailure(score, job.metadata)
-    if not isinstance(score, TokenScore):  # pyright: ignore[reportUnnecessaryIsInstance]
-        raise TypeError(f"a score must be a TokenScore or an error, got {score!r}")
     try:
-        return job.conclude(score)
+        return job.conclude(check_score(score))
     except EvalutionError as error:
         return RequestFailure(error, job.metadata)
 
@@ -242,14 +253,14 @@ def complete_logprobs(span: TokenSpan, score: TokenScore) -> list[float]:
     """The score's log-probabilities, one for each token that was to be scored.
 
     Raises:
-        WrongScoresError: some are missing: a shorter sum must not pass for the score.
+        WrongScoresError: some are missing, or none: a shorter sum must not pass for the score.
     """
     expected, found = len(span.token_ids) - span.start, len(score.logprobs)
     if found != expected:
         raise WrongScoresError(
             f"{expected} tokens were to be scored and {found} log-probabilities came"
         )
-    return list(score.logprobs)
+    return check_logprobs(score.logprobs)
 
 
 def complete_top_logprobs(span: TokenSpan, score: TokenScore) -> TopLogprobs | None:

@@ -19,7 +19,6 @@ from collections.abc import (
     Sequence,
 )
 from dataclasses import dataclass, field
-from itertools import count
 from operator import attrgetter
 from typing import Any, Generic, Protocol, TypeVar
 
@@ -120,6 +119,9 @@ class _Pending:
         return taken
 
 
+_NAME = "evalution-"
+
+
 class ServingLoop:
     """Generation and scoring on one runtime, whose steps serve both at once.
 
@@ -145,7 +147,7 @@ class ServingLoop:
         self._scored_tokens = scored_tokens
         self._count_rows = count_rows
         self._owners: dict[str, _Pending] = {}
-        self._numbers = count()
+        self._issued = 0
 
     @property
     def in_flight(self) -> Mapping[str, Any]:
@@ -231,8 +233,15 @@ class ServingLoop:
     def _advance(self) -> None:
         for update in self._runtime.advance():
             pending = self._owners.get(update.request_id)
-            if pending is not None:  # else it was aborted while the runtime worked on it
+            if pending is not None:
                 pending.updates.append(update)
+            elif not self._is_issued(update.request_id):
+                raise EngineRuntimeError(f"the runtime answers {update.request_id!r}, no request")
+
+    def _is_issued(self, name: str) -> bool:
+        """Report whether a request had that name: it may have been aborted at the runtime."""
+        number = name.removeprefix(_NAME)
+        return number != name and number.isdecimal() and int(number) < self._issued
 
     def _event(self, pending: _Pending, update: RequestUpdate) -> TokenEvent:
         key = pending.running[update.request_id]
@@ -249,7 +258,8 @@ class ServingLoop:
         )
 
     def _enter(self, pending: _Pending, request: Any) -> str:
-        name = f"evalution-{next(self._numbers)}"
+        name = f"{_NAME}{self._issued}"
+        self._issued += 1
         pending.running[name] = request
         self._owners[name] = pending
         return name

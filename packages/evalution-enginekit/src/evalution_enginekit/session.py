@@ -43,7 +43,7 @@ from evalution_enginekit.request_encoding import (
     catch_failure,
     parse_batch_size,
 )
-from evalution_enginekit.runtime_thread import RuntimeThread
+from evalution_enginekit.runtime_thread import RuntimeThread, runtime_errors
 from evalution_enginekit.scoring import (
     RollingStream,
     ScoringJob,
@@ -428,7 +428,8 @@ class TokenSession(KitSession[GenerationJob, ScoringJob]):
 
     def gc(self) -> None:
         self._thread.ensure_open()
-        self._thread.call(self._release_caches)
+        with runtime_errors("freeing caches"):
+            self._thread.call(self._release_caches)
 
     def close(self) -> None:
         self._thread.close(self._release)

@@ -13,7 +13,6 @@ import time
 from collections import deque
 from collections.abc import (
     Callable,
-    Generator,
     Hashable,
     Iterable,
     Iterator,
@@ -71,6 +70,7 @@ class StreamOwner(Protocol):
     @property
     def is_current(self) -> bool: ...
     def wake(self) -> None: ...
+    def post(self, function: Callable[[], None]) -> object: ...
 
 
 class ResultStream(Generic[K, J, T]):
@@ -202,8 +202,25 @@ class ResultStream(Generic[K, J, T]):
 
     def results(self) -> Iterator[tuple[K, T | RequestFailure]]:
         """Results in completion order; no lock is held while the caller has one."""
-        while (found := self._next_result()) is not None:
+        while (found := self.take_result()) is not None:
             yield found
+
+    def take_result(self) -> tuple[K, T | RequestFailure] | None:
+        """Return the next result as soon as there is one; None after the last."""
+        with self._changed:
+            self._changed.wait_for(
+                lambda: self._results or self.ended or not (self._has_jobs() or self._input_open)
+            )
+            if self._results:
+                found = self._remove_unread(self._results.popleft())
+                self._changed.notify_all()
+            elif error := self._error or self._input_error:
+                raise error
+            else:
+                return None
+        if self.waiting:
+            self._owner.wake()
+        return found
 
     def cancel(self, key: Hashable) -> None:
         """Drop the jobs with that key wherever they are, with what is unread of them.
@@ -234,6 +251,10 @@ class ResultStream(Generic[K, J, T]):
             self._unread = 0
             self._changed.notify_all()
 
+    def drop(self) -> None:
+        """Abort soon: a garbage collection calls this, perhaps in the middle of a change here."""
+        self._owner.post(self.abort)
+
     def close(self) -> None:
         """Abort, and wait until the runtime has released the stream's jobs."""
         self.abort()
@@ -248,22 +269,6 @@ class ResultStream(Generic[K, J, T]):
                     len(self.running),
                     _ABORT_WAIT_S,
                 )
-
-    def _next_result(self) -> tuple[K, T | RequestFailure] | None:
-        with self._changed:
-            self._changed.wait_for(
-                lambda: self._results or self.ended or not (self._has_jobs() or self._input_open)
-            )
-            if self._results:
-                found = self._remove_unread(self._results.popleft())
-                self._changed.notify_all()
-            elif error := self._error or self._input_error:
-                raise error
-            else:
-                return None
-        if self.waiting:
-            self._owner.wake()
-        return found
 
     def _remove_unread(self, result: _Result[K]) -> tuple[K, T | RequestFailure]:
         if result.part_of is None:
@@ -312,37 +317,47 @@ class PulledStream(RequestStream[K, T | RequestFailure], Generic[K, Q, J, T]):
         prepare: Callable[[Q], J | RequestFailure],
         name: str,
     ):
-        self._opened: list[ResultStream[K, J, T]] = []
-        # No method of this object, which would keep it alive: a stream that is dropped must end.
-        self._results = _make_stream(requests, opening, prepare, name, self._opened)
+        self._requests, self._opening, self._prepare = requests, opening, prepare
+        self._name = name
+        self._stream: ResultStream[K, J, T] | None = None
+        self._is_over = False
 
     def __next__(self) -> tuple[K, T | RequestFailure]:
-        return next(self._results)
+        if self._is_over:
+            raise StopIteration
+        try:
+            found = (self._stream or self._begin()).take_result()
+        except BaseException:
+            self.close()
+            raise
+        if found is None:
+            self.close()
+            raise StopIteration
+        return found
 
     def close(self) -> None:
-        self._results.close()
+        self._is_over = True
+        if self._stream is not None:
+            self._stream.close()
+
+    def __del__(self) -> None:
+        if self._stream is not None and not self._is_over:
+            self._stream.drop()
 
     def cancel(self, key: Hashable) -> None:
-        for stream in self._opened:
-            stream.cancel(key)
+        if self._stream is not None:
+            self._stream.cancel(key)
 
-
-def _make_stream(
-    requests: Iterable[tuple[K, Q]],
-    opening: Callable[[], ResultStream[K, J, T]],
-    prepare: Callable[[Q], J | RequestFailure],
-    name: str,
-    opened: list[ResultStream[K, J, T]],
-) -> Generator[tuple[K, T | RequestFailure]]:
-    stream = opening()
-    opened.append(stream)
-    threading.Thread(
-        target=_feed, args=(requests, stream, prepare), name=f"{name} input", daemon=True
-    ).start()
-    try:
-        yield from stream.results()
-    finally:
-        stream.close()
+    def _begin(self) -> ResultStream[K, J, T]:
+        stream = self._stream = self._opening()
+        # No method of this object, which would keep it alive: a stream that is dropped must end.
+        threading.Thread(
+            target=_feed,
+            args=(self._requests, stream, self._prepare),
+            name=f"{self._name} input",
+            daemon=True,
+        ).start()
+        return stream
 
 
 def _feed(

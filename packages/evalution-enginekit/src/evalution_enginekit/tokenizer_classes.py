@@ -84,13 +84,19 @@ def read_tokenizer(file: Path) -> ReadTokenizer:
         if rules is not None and fits:
             text = json.dumps(content | {"added_tokens": []} | rules.rewrite(content, settings))
         tokenizer: tokenizers.Tokenizer = library.Tokenizer.from_str(text)
-    except Exception as error:  # the library raises bare Exception for a file it can't parse
-        raise ConfigurationError(f"{file} is not a tokenizer file: {error}") from error
-    tokenizer.no_truncation()
-    tokenizer.no_padding()
-    tokenizer.encode_special_tokens = bool(settings.get("split_special_tokens", False))
-    stored = cast("list[dict[str, Any]]", content.get("added_tokens", []))
-    named = _add_tokens(tokenizer, _Tokens(file.parent, settings, stored, rules or _Rules()))
+        tokenizer.no_truncation()
+        tokenizer.no_padding()
+        tokenizer.encode_special_tokens = bool(settings.get("split_special_tokens", False))
+        stored = cast("list[dict[str, Any]]", content.get("added_tokens", []))
+        named = _add_tokens(tokenizer, _Tokens(file.parent, settings, stored, rules or _Rules()))
+        tokenizer.encode("a")
+    except (ConfigurationError, KeyboardInterrupt, SystemExit):
+        raise
+    except BaseException as error:  # bare Exception for what it can't parse; its panics are none
+        reason = f"{type(error).__name__}: {error}"
+        raise ConfigurationError(
+            f"{file} is not a tokenizer file, or one beside it is damaged: {reason}"
+        ) from error
     is_known = name in _PLAIN or (rules is not None and fits)
     return ReadTokenizer(tokenizer, named, settings, None if is_known else name)
 
@@ -142,7 +148,7 @@ def read_json(file: Path) -> dict[str, Any]:
         return {}
     try:
         content = json.loads(file.read_text("utf-8"))
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise ConfigurationError(f"{file} is not valid JSON: {error}") from error
     if not isinstance(content, dict):
         raise ConfigurationError(f"{file} is not a JSON object")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import json
 import logging
+import re
 import ssl
 from collections.abc import Callable
 from email.utils import format_datetime
@@ -103,7 +104,9 @@ def test_retries_are_logged_once_for_all_requests(
     session = connect(scoring="none", batch_size=2)
     server.fails(PATH, *[faulty(500, "no luck")] * 5)
     session.generate([REQUEST] * 2)
-    assert caplog.messages == ["/v1/completions answered 500: no luck; trying again"]
+    (line,) = caplog.messages
+    pattern = r"/v1/completions answered 500: no luck; trying again in \d\.\d s, retry 2 of 5"
+    assert re.fullmatch(pattern, line)
 
 
 def test_a_refused_request_fails_alone(session: Any, server: Any, faulty: Any) -> None:

@@ -23,6 +23,7 @@ from evalution_core import (
     UnsupportedRequestError,
 )
 from evalution_enginekit import ByteTokenizer
+from evalution_openai.client.responses import ResponseReader
 
 CHAT = [{"role": "user", "content": "Hi?"}]
 
@@ -172,6 +173,28 @@ def test_stream_that_breaks_off_after_text_is_a_failure(
     assert "before [DONE]; the stream broke off" in str(failure.error)
 
 
+def test_line_separator_within_a_text_does_not_end_the_line(textual: Any, server: Any) -> None:
+    event = {"choices": [{"text": "a\u2028b\x85", "finish_reason": "stop"}]}
+    text = f"data: {json.dumps(event, ensure_ascii=False)}\n\ndata: [DONE]\n\n"
+    server.fails("/completions", lambda _: httpx.Response(200, text=text))
+    (_, output) = list(textual.stream([(0, GenerationRequest("a"))]))[-1]
+    assert output.text == "a\u2028b\x85"
+    assert len(server.bodies("/completions")) == 1
+
+
+@pytest.mark.parametrize("line", [b"dat\xff: {}", b"d: {}", b'data: {"choices": "\xff"}'])
+def test_damaged_line_of_a_stream_is_not_passed_over(
+    textual: Any, server: Any, line: bytes
+) -> None:
+    events = b'data: {"choices": [{"text": "hi", "finish_reason": null}]}\n\n' + line
+    whole = events + b"\n\ndata: [DONE]\n\n"
+    server.fails("/completions", lambda _: httpx.Response(200, content=whole))
+    (_, (_, failure)) = textual.stream([(0, GenerationRequest("a"))])
+    assert isinstance(failure, RequestFailure)
+    assert "/v1/completions" in str(failure.error)
+    assert "the stream broke off after its beginning was handed on" in str(failure.error)
+
+
 def test_error_event_fails_the_request(textual: Any, server: Any) -> None:
     text = 'data: {"error": {"message": "too long", "type": "invalid_request_error"}}\n\n'
     server.fails("/completions", lambda _: httpx.Response(200, text=text))
@@ -185,6 +208,30 @@ def test_stream_that_fails_before_text_is_retried(textual: Any, server: Any) -> 
     server.fails("/completions", lambda _: httpx.Response(200, text=text))
     events = list(textual.stream([(0, GenerationRequest("a", max_new_tokens=4))]))
     assert events[-1][1].finish_reason == "length"
+
+
+@pytest.mark.parametrize(
+    "event", ['{"choices": {"a": 1}}', '{"choices": ["a", null]}', "[" * 100_000]
+)
+def test_malformed_event_fails_the_request(textual: Any, server: Any, event: str) -> None:
+    answers = [lambda _: httpx.Response(200, text=f"data: {event}\n\n")] * 99
+    server.fails("/completions", *answers)
+    *_, (_, failure) = textual.stream([(0, GenerationRequest("a"))])
+    assert isinstance(failure.error, EngineRuntimeError)
+    assert "/completions " in str(failure.error)
+
+
+@pytest.mark.parametrize(
+    "logprobs",
+    [
+        {"content": [{"t": 1}]},
+        {"tokens": ["5"], "token_logprobs": [-1], "top_logprobs": [{"token_id:5": "a"}]},
+    ],
+)
+def test_malformed_log_probabilities_are_named(logprobs: Any) -> None:
+    choice = {"text": "a", "logprobs": logprobs}
+    with pytest.raises(EngineRuntimeError, match="the answer's log-probabilities are none: "):
+        ResponseReader(1).read_event({"choices": [choice]})
 
 
 def test_null_error_in_an_event_is_ignored(textual: Any, server: Any) -> None:

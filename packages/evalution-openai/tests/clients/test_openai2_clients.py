@@ -1,4 +1,4 @@
-"""Clients that pin openai below 3: LiteLLM and `llm`."""
+"""LiteLLM and `llm`, which pin openai below 3, LangChain and Instructor."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from pydantic import BaseModel
 
 from evalution_core import BaseInferenceSession, GenerationRequest
 
@@ -17,6 +18,10 @@ pytest.importorskip("llm", reason="llm isn't installed; see tools/envs")
 pytestmark = pytest.mark.wide
 TEXT = "Tom has 3 apples and gets 4"
 CHAT: Any = [{"role": "user", "content": "What is 3 + 4?"}]
+
+
+class Answer(BaseModel):
+    number: int
 
 
 @pytest.fixture
@@ -105,3 +110,56 @@ def test_llm_prompts(
     done = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
     assert done.returncode == 0, done.stderr
     assert done.stdout.rstrip("\n") == expected.rstrip("\n")
+
+
+def test_langchain_chats_and_completes(url: str, texts: tuple[str, str]) -> None:
+    from langchain_openai import ChatOpenAI, OpenAI
+
+    asked: Any = {"model": "tiny", "base_url": f"{url}/v1", "api_key": "none", "temperature": 0}
+    chat, completion = ChatOpenAI(**asked, max_tokens=8), OpenAI(**asked, max_tokens=8)
+    question = CHAT[0]["content"]
+    assert chat.invoke(question).content == texts[1]
+    assert "".join(str(part.content) for part in chat.stream(question)) == texts[1]
+    assert [answer.content for answer in chat.batch([question] * 2)] == [texts[1]] * 2
+    assert completion.invoke(TEXT) == "".join(completion.stream(TEXT)) == texts[0]
+
+
+@pytest.mark.parametrize(
+    ("method", "advice"),
+    [
+        ("json_schema", "ask for JSON in the prompt"),
+        ("json_mode", "ask for JSON in the prompt"),
+        ("function_calling", "describe them in a message"),
+    ],
+)
+def test_structured_output_of_langchain_is_refused_with_advice(
+    url: str, method: Any, advice: str
+) -> None:
+    from langchain_openai import ChatOpenAI
+    from openai import BadRequestError
+
+    chat = ChatOpenAI(model="tiny", base_url=f"{url}/v1", api_key="none")  # type: ignore[arg-type]
+    with pytest.raises(BadRequestError, match=advice):
+        chat.with_structured_output(Answer, method=method).invoke("What is 3 + 4?")
+
+
+@pytest.mark.parametrize(
+    ("mode", "outcome"),
+    [
+        ("MD_JSON", "incomplete due to a max_tokens length limit"),  # it answers, if not JSON
+        ("JSON", "ask for JSON in the prompt"),
+        ("TOOLS", "describe them in a message"),
+    ],
+)
+def test_instructor_reads_text_and_is_refused_constraints(
+    url: str, mode: str, outcome: str
+) -> None:
+    import instructor
+    import openai
+
+    sdk = openai.OpenAI(base_url=f"{url}/v1", api_key="none")
+    client = instructor.from_openai(sdk, mode=instructor.Mode[mode])
+    with pytest.raises(Exception, match=outcome):
+        client.chat.completions.create(
+            model="tiny", response_model=Answer, max_retries=0, max_tokens=8, messages=CHAT
+        )

@@ -24,6 +24,16 @@ def sdk(url: str) -> Any:
 
 def test_model_is_listed(sdk: Any) -> None:
     assert [model.id for model in sdk.models.list()] == ["tiny"]
+    assert sdk.models.retrieve("tiny").id == "tiny"
+
+
+def test_answer_and_error_have_the_id_of_the_request(sdk: Any) -> None:
+    headers = {"X-Request-Id": "trace-17"}
+    answer = sdk.completions.create(model="tiny", prompt=TEXT, max_tokens=1, extra_headers=headers)
+    assert answer._request_id == "trace-17"
+    with pytest.raises(openai.NotFoundError) as caught:
+        sdk.models.retrieve("gpt-4")
+    assert caught.value.request_id.startswith("req-")
 
 
 def test_completions(sdk: Any, tiny: BaseInferenceSession) -> None:

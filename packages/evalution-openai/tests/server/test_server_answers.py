@@ -52,6 +52,35 @@ def test_models_route_lists_window_and_capabilities(client: httpx.Client, tiny: 
     assert "loglikelihood" in model["capabilities"]
 
 
+def test_model_is_found_by_its_name(
+    client: httpx.Client, serving: Any, mock: BaseInferenceSession
+) -> None:
+    assert client.get("/v1/models/tiny").json() == client.get("/v1/models").json()["data"][0]
+    with_slash = serving(session=mock, model_name="org/mock")
+    for spelled in ("org/mock", "org%2Fmock"):
+        assert with_slash.get(f"/v1/models/{spelled}").json()["id"] == "org/mock"
+    refused = client.get("/v1/models/gpt-4")
+    assert refused.status_code == 404
+    assert refused.json()["error"]["code"] == "model_not_found"
+    assert "this server has 'tiny'" in refused.json()["error"]["message"]
+
+
+def test_answers_and_log_have_the_id_of_the_request(
+    client: httpx.Client, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO", "evalution_openai.server")
+    for path, body in (("/tokenize", {"prompt": "a"}), ("/tokenize", {}), ("/none", {})):
+        answer = client.post(path, json=body, headers={"X-Request-Id": "trace-17"})
+        assert answer.headers["x-request-id"] == "trace-17"
+        assert " ms trace-17" in caplog.messages[-1]
+    made = {
+        client.get("/health", headers=headers).headers["x-request-id"]
+        for headers in ({}, {"X-Request-Id": "a b"}, {"X-Request-Id": "a" * 201})
+    }
+    assert len(made) == 3
+    assert all(one.startswith("req-") for one in made)
+
+
 def test_completion_equals_the_sessions_output(
     client: httpx.Client, tiny: BaseInferenceSession
 ) -> None:
@@ -325,7 +354,7 @@ def test_the_document_names_every_route(client: httpx.Client) -> None:
     told = client.get("/openapi.json").json()
     assert told["openapi"].startswith("3.1")
     assert set(told["paths"]) == {
-        "/health", "/metrics", "/v1/models", "/v1/completions", "/v1/chat/completions",
-        "/v1/eval/loglikelihood", "/v1/eval/loglikelihood/rolling", "/tokenize", "/detokenize",
-        "/tokenizer_info",
+        "/health", "/metrics", "/v1/models", "/v1/models/{model}", "/v1/completions",
+        "/v1/chat/completions", "/v1/eval/loglikelihood", "/v1/eval/loglikelihood/rolling",
+        "/tokenize", "/detokenize", "/tokenizer_info",
     }  # fmt: skip

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import inspect
+import json
 import socket
 from collections import deque
+from http.client import HTTPResponse
 from importlib import metadata
 from typing import Any
 
@@ -88,13 +90,117 @@ def test_data_after_an_answer_does_not_keep_a_connection_open(
         assert idle.recv(1) == b"", "the server closes it"
 
 
-def test_head_beyond_its_bound_is_refused(serving: Any, mock: BaseInferenceSession) -> None:
-    client = serving(session=mock)
-    with socket.create_connection((client.base_url.host, client.base_url.port), timeout=10) as long:
-        long.sendall(b"GET /health HTTP/1.1\r\nX-A: " + b"a" * 100_000)
-        assert long.recv(10_000).startswith(b"HTTP/1.1 400 ")
-    assert client.get("/health", headers={"X-A": "a" * 10_000}).status_code == 200
-    assert client.get("/health", headers={"X-A": "a" * 60_000}).status_code == 200
+BODY = b'{"prompt": "a", "max_tokens": 2}'
+POST = f"POST /v1/completions HTTP/1.1\r\nContent-Length: {len(BODY)}\r\n".encode()
+LOCAL = b"Host: localhost\r\n"
+CHUNKED = b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n\r\n"
+LENGTH = f"{len(BODY):x}".encode()
+TOO_LONG = "the headers are longer than the 65536 bytes that this server takes"
+
+
+def exchange(client: Any, sent: bytes) -> tuple[int, Any]:
+    """The status and the JSON that the server answers to these bytes."""
+    with socket.create_connection((client.base_url.host, client.base_url.port), timeout=10) as wire:
+        wire.sendall(sent)
+        answer = HTTPResponse(wire)
+        answer.begin()
+        return answer.status, json.loads(answer.read())
+
+
+@pytest.mark.parametrize(
+    ("sent", "message"),
+    [
+        (POST + LOCAL + b"X-A: " + b"a" * 66_000 + b"\r\n\r\n" + BODY, TOO_LONG),
+        (POST + LOCAL + b"X-A: " + b"a" * 100_000, TOO_LONG),
+        (POST + LOCAL + b"X-A: a\r\n" * 200 + b"\r\n" + BODY, "202 headers; this server takes 100"),
+        (POST + b"\r\n" + BODY, "a request needs one Host header; this one has 0"),
+        (POST + LOCAL * 2 + b"\r\n" + BODY, "a request needs one Host header; this one has 2"),
+        (POST + LOCAL + b"Content-Length: 3\r\n\r\n" + BODY, "Invalid HTTP request received."),
+        (POST + LOCAL + b"Transfer-Encoding: chunked\r\n\r\n0\r\n\r\n", "Invalid HTTP request"),
+        (
+            POST + LOCAL + b"Connection: Upgrade\r\nUpgrade: h2c\r\n\r\n" + BODY,
+            "this server speaks HTTP/1.1 alone; leave out the header Upgrade",
+        ),
+        (b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03", "Invalid HTTP request received."),
+    ],
+    ids=[
+        "long header", "endless header", "many headers", "no host", "two hosts",
+        "two lengths", "a length and chunks", "upgrade", "TLS",
+    ],
+)  # fmt: skip
+def test_wrong_head_is_refused(client: Any, sent: bytes, message: str) -> None:
+    status, answer = exchange(client, sent)
+    assert status == 400
+    assert message in answer["error"]["message"]
+
+
+def test_head_within_its_bound_is_accepted(client: Any) -> None:
+    for headers in (b"X-A: " + b"a" * 60_000 + b"\r\n", b"X-A: a\r\n" * 90):
+        assert exchange(client, POST + LOCAL + headers + b"\r\n" + BODY)[0] == 200
+    trailer = CHUNKED + LENGTH + b"\r\n" + BODY + b"\r\n0\r\nHost: evil.example\r\n\r\n"
+    assert exchange(client, trailer)[0] == 200, "a trailer is no header"
+
+
+@pytest.mark.parametrize("streamed", [False, True])
+def test_half_closed_client_gets_its_answer(
+    serving: Any, slow: BaseInferenceSession, streamed: bool
+) -> None:
+    client = serving(session=slow)
+    body = json.dumps({"prompt": "a", "max_tokens": 40, "ignore_eos": True, "stream": streamed})
+    head = f"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(body)}"
+    with socket.create_connection((client.base_url.host, client.base_url.port), timeout=10) as wire:
+        wire.sendall(f"{head}\r\n\r\n{body}".encode() * 2)
+        wire.shutdown(socket.SHUT_WR)
+        with wire.makefile("rb") as file:
+            answers = file.read()
+    assert answers.count(b"HTTP/1.1 200 OK") == 2
+    assert b"connection: close" in answers
+    for piece in answers.split(b"HTTP/1.1 200 OK")[1:]:
+        assert b'"finish_reason":"length"' in piece
+        assert (b"[DONE]" in piece) == streamed
+
+
+def test_closed_client_of_a_waiting_answer_is_noticed(
+    serving: Any, slow: BaseInferenceSession, until: Any
+) -> None:
+    client = serving(session=slow)
+    body = b'{"prompt": "a", "max_tokens": 8000, "ignore_eos": true}'
+    head = f"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(body)}"
+    with socket.create_connection((client.base_url.host, client.base_url.port)) as wire:
+        wire.sendall(f"{head}\r\n\r\n".encode() + body)
+        until(lambda: slow.requests_in_flight)  # type: ignore[attr-defined]
+    until(lambda: not slow.requests_in_flight)  # type: ignore[attr-defined]
+    assert "evalution_requests_aborted_total 1.0" in client.get("/metrics").text
+
+
+@pytest.mark.parametrize(
+    ("headers", "status", "code"),
+    [
+        ({"Origin": "http://evil.example"}, 403, "origin_not_allowed"),
+        ({"Origin": "null"}, 403, "origin_not_allowed"),
+        ({"Origin": "http://localhost:1"}, 403, "origin_not_allowed"),
+        ({"Content-Type": "text/plain"}, 415, "unsupported_media_type"),
+        ({"Content-Type": "application/x-www-form-urlencoded"}, 415, "unsupported_media_type"),
+        ({"Content-Encoding": "gzip"}, 415, "unsupported_media_type"),
+        ({"Content-Type": "Application/JSON; charset=utf-8"}, 200, None),
+    ],
+)
+def test_page_of_another_origin_and_other_media_are_refused(
+    client: Any, headers: dict[str, str], status: int, code: str | None
+) -> None:
+    answer = client.post("/v1/completions", content=BODY, headers=headers)
+    assert answer.status_code == status
+    assert answer.json().get("error", {}).get("code") == code
+
+
+def test_page_of_the_same_origin_and_a_page_with_a_key_are_answered(
+    client: Any, serving: Any, mock: BaseInferenceSession
+) -> None:
+    own = {"Origin": f"http://127.0.0.1:{client.base_url.port}"}
+    assert client.get("/v1/models", headers=own).status_code == 200
+    key = {"Authorization": "Bearer key-4711-0815", "Origin": "https://pages.example"}
+    guarded = serving(session=mock, api_key="key-4711-0815")
+    assert guarded.get("/v1/models", headers=key).status_code == 200
 
 
 @pytest.mark.parametrize(
@@ -105,6 +211,8 @@ def test_head_beyond_its_bound_is_refused(serving: Any, mock: BaseInferenceSessi
         ("[::1]:8000", 200),
         ("evil.example:8000", 403),
         ("localhost.evil.example", 403),
+        ("localhost:80@evil.example", 403),
+        ("", 403),
     ],
 )
 def test_foreign_host_name_is_refused_without_a_key(
@@ -169,6 +277,9 @@ SIGNATURES = {
     "connection_made": ["self", "transport"],
     "connection_lost": ["self", "exc"],
     "data_received": ["self", "data"],
+    "eof_received": ["self"],
+    "on_header": ["self", "name", "value"],
+    "on_body": ["self", "body"],
     "on_message_begin": ["self"],
     "on_headers_complete": ["self"],
     "send_400_response": ["self", "msg"],
@@ -192,10 +303,12 @@ def test_uvicorn_still_has_the_class_that_connections_build_on() -> None:
         return HttpToolsProtocol(config, ServerState(), {})
 
     protocol = asyncio.run(make())
-    known = {"transport", "flow", "cycle", "scope", "loop"}
+    known = {"transport", "flow", "cycle", "scope", "loop", "headers", "pipeline"}
     assert known <= vars(protocol).keys()
     cycle = inspect.getsource(RequestResponseCycle.__init__)
-    for name in ("disconnected", "more_body", "response_complete"):
+    for name in (
+        "disconnected", "keep_alive", "more_body", "response_complete", "response_started",
+    ):  # fmt: skip
         assert f"self.{name} = " in cycle, name
     assert callable(FlowControl.resume_reading)
     assert "self.write_paused = " in inspect.getsource(FlowControl.__init__)

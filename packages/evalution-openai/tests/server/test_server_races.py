@@ -240,3 +240,17 @@ def test_first_request_with_an_invalid_target_is_refused(
 
     asyncio.run(on_a_bare_wire(work))
     assert caplog.messages == ["Invalid HTTP request received."]
+
+
+@pytest.mark.parametrize("around", [b"1;", b"1\r\n{\r\n0\r\nX-A: "], ids=["extension", "trailer"])
+def test_bytes_around_the_parts_of_a_body_are_bounded(long: Any, around: bytes) -> None:
+    head = b"POST /tokenize HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n\r\n"
+
+    async def work(wire: Wire, app: Any) -> None:
+        wire.come(head + around)
+        wire.come(b"a" * 60_000)
+        assert not wire.written
+        wire.come(b"a" * 10_000)
+        assert wire.written.startswith(b"HTTP/1.1 400 ")
+
+    on_a_wire(long, work)

@@ -146,7 +146,7 @@ def test_client_that_does_not_read_is_dropped(
     from evalution_openai.server import streaming as sending
 
     monkeypatch.setattr(sending, "STALL_S", 0.2)
-    client = serving(session=mock)
+    client = serving(session=mock, max_text=3_000_000)
     body = json.dumps({"prompt": "a" * 3_000_000}).encode()
     head = f"POST /tokenize HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(body)}\r\n\r\n"
     with socket.socket() as deaf:

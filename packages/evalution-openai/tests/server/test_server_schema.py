@@ -1,51 +1,33 @@
-"""Schemathesis on the OpenAPI document: what fits it, and what doesn't, is answered as told."""
+"""Schemathesis on the OpenAPI document: each field at its edges, random bodies, and linked calls.
+
+By hand, with more examples: `schemathesis run URL/openapi.json --max-examples 800 --seed 21
+--exclude-checks positive_data_acceptance`.
+"""
 
 from __future__ import annotations
 
+import re
+import subprocess
+import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, given, settings
 
-schemathesis = pytest.importorskip(
-    "schemathesis", reason="schemathesis isn't installed; see tools/envs"
-)
+pytest.importorskip("schemathesis", reason="schemathesis isn't installed; see tools/envs")
 pytestmark = pytest.mark.wide
 
-PATHS = [
-    "/health", "/metrics", "/v1/models", "/v1/completions", "/v1/chat/completions",
-    "/v1/eval/loglikelihood", "/v1/eval/loglikelihood/rolling", "/tokenize", "/detokenize",
-    "/tokenizer_info",
-]  # fmt: skip
-SLOW = [HealthCheck.too_slow, HealthCheck.filter_too_much, HealthCheck.data_too_large]
 
-
-@pytest.mark.parametrize("mode", ["positive", "negative"])
-@pytest.mark.parametrize("path", PATHS)
-def test_every_answer_is_as_the_document_says(client: Any, path: str, mode: str) -> None:
-    from schemathesis.generation import GenerationMode
-    from schemathesis.specs.openapi import checks
-
-    base = str(client.base_url).rstrip("/")
-    schema = schemathesis.openapi.from_url(f"{base}/openapi.json")
-    operations = [found.ok() for found in schema.get_all_operations()]
-    assert sorted(operation.path for operation in operations) == sorted(PATHS)
-    (operation,) = [one for one in operations if one.path == path]
-    if mode == "negative" and operation.method == "get":
-        return  # it takes nothing that could be wrong
-
-    @settings(max_examples=40, deadline=None, suppress_health_check=SLOW)
-    @given(case=operation.as_strategy(generation_mode=GenerationMode(mode)))
-    def answers(case: Any) -> None:
-        response = case.call(base_url=base, timeout=60)
-        case.validate_response(
-            response,
-            checks=[
-                schemathesis.checks.not_a_server_error,
-                checks.content_type_conformance,
-                checks.response_schema_conformance,
-                checks.status_code_conformance,
-            ],
-        )
-
-    answers()
+def test_every_answer_is_as_the_document_says(client: Any, tmp_path: Path) -> None:
+    command = [
+        str(Path(sys.executable).with_name("schemathesis")), "run",
+        f"{str(client.base_url).rstrip('/')}/openapi.json", "--seed", "21", "--max-examples", "40",
+        # A body that fits may still be too long for the model, or outside its vocabulary.
+        "--exclude-checks", "positive_data_acceptance",
+    ]  # fmt: skip
+    done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=tmp_path)
+    print(done.stdout)
+    assert done.returncode == 0, done.stdout + done.stderr
+    (generated,) = re.findall(r"(\d+) generated", done.stdout)
+    assert int(generated) > 1000
+    assert re.search(r"[1-5] covered / 5 selected", done.stdout), "no link was followed"

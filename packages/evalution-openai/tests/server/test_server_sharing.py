@@ -11,6 +11,7 @@ from typing import Any
 import httpx
 import pytest
 
+from evalution_enginekit.fair_queue import Accounts
 from evalution_enginekit.generation import TokenEvent
 from evalution_enginekit.mock import MockSession
 
@@ -192,3 +193,22 @@ def test_single_request_to_score_is_not_delayed_by_a_batch(serving: Any, until: 
         assert one.result().json()["token_count"] == 3
         assert len(batch.result().json()["results"]) == 500
         assert "one" in {text for window in session.windows[2:4] for text in window}
+
+
+def test_callers_are_connections_in_the_group_of_their_address(
+    serving: Any, watched: Watched, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    opening, callers = Accounts.open, list[Any]()
+
+    def note(self: Accounts, caller: Any) -> Any:
+        callers.append(caller)
+        return opening(self, caller)
+
+    monkeypatch.setattr(Accounts, "open", note)
+    client = serving(session=watched)
+    with httpx.Client(base_url=client.base_url) as other:
+        for connection in (client, client, other):
+            assert connection.post("/v1/completions", json=body(1)).status_code == 200
+    hosts, connections = zip(*callers, strict=True)
+    assert set(hosts) == {"127.0.0.1"}
+    assert connections[0] == connections[1] != connections[2]

@@ -156,7 +156,7 @@ class RayReplicas(ReplicatedEngine):
             EngineUnavailableError: no cluster answers, it has no room for so many actors, or a node
                 lacks what the engine needs.
             EvalutionError: what the build raised in an actor.
-            EngineRuntimeError: an actor ended, or missed its deadline, while it loaded the model.
+            EngineRuntimeError: actors ended too often, or one missed its deadline, while loading.
         """
         self.check()
         # Names what can't be sent; classes of a notebook go along by value, though.

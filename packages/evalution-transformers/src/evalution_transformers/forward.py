@@ -18,6 +18,7 @@ from transformers.cache_utils import DynamicLayer
 
 from evalution_enginekit.distributions import Rows, count_block_rows
 from evalution_enginekit.planning import shared_prefix
+from evalution_transformers.linear import use_fast_linear
 from evalution_transformers.upstream import CausalModel
 
 _ROWS_AT_ONCE = 256
@@ -88,7 +89,7 @@ class Forward:
 
     def run(self, inputs: Inputs) -> None:
         """Extend the cache of `inputs` without computing logits."""
-        with torch.no_grad():
+        with torch.no_grad(), use_fast_linear(self.model):
             self.model.base_model(**inputs)
 
     def logits(self, inputs: Inputs, rows: Tensor, columns: Tensor) -> Tensor:
@@ -98,22 +99,23 @@ class Forward:
     @torch.no_grad()
     def compute_states(self, inputs: Inputs, rows: Tensor, columns: Tensor) -> Tensor:
         """Return the last hidden states [n, width] of these tokens; without `splits`, logits."""
-        if self.splits:
-            hidden = self.model.base_model(**inputs).last_hidden_state
-            return hidden[rows.to(hidden.device), columns.to(hidden.device)]
-        if not self._takes_rows:
-            logits = self.model(**inputs).logits
-            return logits[rows.to(logits.device), columns.to(logits.device)]
-        wanted, at = torch.unique(columns, return_inverse=True)
-        logits = self.model(**inputs, logits_to_keep=wanted).logits
-        return logits[rows.to(logits.device), at.to(logits.device)]
+        with use_fast_linear(self.model):
+            if self.splits:
+                found = self.model.base_model(**inputs).last_hidden_state
+            elif self._takes_rows:
+                wanted, columns = torch.unique(columns, return_inverse=True)
+                found = self.model(**inputs, logits_to_keep=wanted).logits
+            else:
+                found = self.model(**inputs).logits
+        return found[rows.to(found.device), columns.to(found.device)]
 
     @torch.no_grad()
     def project(self, states: Tensor) -> Tensor:
         """Return the logits of such states."""
         if not self.splits:
             return states
-        return cast("torch.nn.Module", self.model.get_output_embeddings())(states)
+        with use_fast_linear(self.model):
+            return cast("torch.nn.Module", self.model.get_output_embeddings())(states)
 
 
 class TorchLogits:

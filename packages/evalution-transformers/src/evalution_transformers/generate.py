@@ -28,6 +28,7 @@ from transformers import (
 from evalution_core import EngineRuntimeError
 from evalution_core.redaction import redact_text
 from evalution_enginekit import PromptQueue, TokenEvent, TokenPrompt
+from evalution_transformers.linear import use_fast_linear
 from evalution_transformers.upstream import CausalModel
 
 _SEED_BITS = 63
@@ -337,7 +338,7 @@ class FixedBatches(Generation):
         padding = [longest - len(row.token_ids) for row in rows]
         token_ids = [[_PAD] * pad + row.token_ids for pad, row in zip(padding, rows, strict=True)]
         mask = [[0] * pad + [1] * (longest - pad) for pad in padding]
-        with clear_settings(self._model):
+        with clear_settings(self._model), use_fast_linear(self._model):
             self._model.generate(
                 input_ids=torch.tensor(token_ids, device=self._model.device),
                 attention_mask=torch.tensor(mask, device=self._model.device),
@@ -369,7 +370,7 @@ class FixedBatches(Generation):
         device = self._model.device
         token_ids = torch.tensor([list(prompt.token_ids)], device=device)
         numbers = RandomState(prompt.seed) if prompt.do_sample else None
-        with clear_settings(self._model), _exchange(numbers):
+        with clear_settings(self._model), _exchange(numbers), use_fast_linear(self._model):
             found = self._model.generate(
                 input_ids=token_ids,
                 attention_mask=torch.ones_like(token_ids),

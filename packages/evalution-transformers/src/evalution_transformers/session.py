@@ -16,6 +16,7 @@ from evalution_transformers.attached_model import run_steps
 from evalution_transformers.continuous import ContinuousBatching
 from evalution_transformers.forward import Forward
 from evalution_transformers.generate import FixedBatches, Generation
+from evalution_transformers.linear import find_product, has_slow_linear
 from evalution_transformers.load import LoadedModel
 from evalution_transformers.options import ContinuousOptions, ModelOptions
 from evalution_transformers.paged import PagedBatching, asks_for_paged, find_manager_obstacle
@@ -75,6 +76,7 @@ def make_session(
             "scoring": "shared prefixes" if architecture.shares_prefixes else "padded rows",
             "scoring_fallback": architecture.obstacle,
             "quantization": _read_quantization(model),
+            "linear_layers": "oneDNN" if has_slow_linear(model) and find_product() else None,
             "attached": loaded.mode is not None,
         },
     )

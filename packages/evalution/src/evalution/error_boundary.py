@@ -55,13 +55,15 @@ class wrap_errors:
 
 
 def clean_up(error: BaseException, *steps: Callable[[], object]) -> None:
-    """Take every step after `error`; what fails becomes a note: the first error counts."""
+    """Take every step after `error`; what else fails becomes a note: the first error counts."""
     for step in steps:
         try:
             with wrap_errors("cleaning up"):
                 step()
         except EvalutionError as second:
-            error.add_note(f"then {type(second).__name__}: {second}")
+            said = [str(error), *getattr(error, "__notes__", ())]
+            if str(second) not in "\n".join(said):
+                error.add_note(f"then {second}")
 
 
 def to_plain_score(answer: Output) -> Output:

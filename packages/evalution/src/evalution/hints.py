@@ -90,7 +90,8 @@ _RUN_OPTIONS = {
     "--include_path": "write --set TASK.include_path=FOLDER, with the suite lm_eval/TASK",
     "--verbosity": "write -v or -q",
 }
-OPTION_HINTS = {"run": _RUN_OPTIONS}
+_SERVE_OPTIONS = {"--model": "the model stands alone: `evalution serve MODEL --engine NAME`"}
+OPTION_HINTS = {"run": _RUN_OPTIONS, "serve": _SERVE_OPTIONS}
 """Options that people know from lm-eval, Inspect or another command, by the command that lacks
 them, and what does the same there."""
 
@@ -110,6 +111,7 @@ SUITE_ALIASES = {
     "arc": "arc_challenge",
     "arc-c": "arc_challenge",
     "arc-e": "arc_easy",
+    "bbh_cot_fewshot": "bbh",
     "gsm": "gsm8k",
     "hendrycks_test": "mmlu",
     "lambada": "lambada_openai",

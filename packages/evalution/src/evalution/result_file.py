@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import sys
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Generic, Protocol, TypeVar
@@ -107,10 +109,35 @@ def write_whole(file: Path, text: str) -> Path:
     Raises:
         ResultsNotWrittenError: the disk is full, or the folder is gone.
     """
-    draft = file.with_name(f"{file.name}.part")
     try:
-        draft.write_text(text, "utf-8", "backslashreplace")
-        os.replace(draft, file)
+        replace_file(file, text.encode("utf-8", "backslashreplace"))
     except OSError as error:
         raise ResultsNotWrittenError(f"{file} can't be written: {error.strerror}") from error
     return file
+
+
+def replace_file(file: Path, content: bytes) -> None:
+    """Replace a file: a reader, and a disk that loses power, has the old one or the new, whole.
+
+    Once it returns, it is the new one.
+
+    Raises:
+        OSError: it can't be written; the old one stays.
+    """
+    draft = file.with_name(f"{file.name}.part")
+    try:
+        with draft.open("wb") as written:
+            written.write(content)
+            written.flush()
+            os.fsync(written.fileno())
+        os.replace(draft, file)
+    except OSError:
+        with suppress(OSError):
+            draft.unlink(missing_ok=True)
+        raise
+    if sys.platform != "win32":  # which syncs no folders
+        folder = os.open(file.parent, os.O_RDONLY)
+        try:
+            os.fsync(folder)
+        finally:
+            os.close(folder)

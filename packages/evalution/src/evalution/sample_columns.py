@@ -202,7 +202,13 @@ class SampleIndex:
             return {}
         if is_younger and not all(self._has_lines(lines) for _, lines in found):
             return {}
-        return dict(found)
+        known: dict[str, SuiteLines] = {}
+        end = 0
+        for name, lines in found:
+            if lines.first != end:  # one before it couldn't be added
+                break
+            known[name], end = lines, lines.end
+        return known
 
     def read(self, suite: str) -> SampleColumns:
         """Return the columns of a suite that `list_suites` has.
@@ -230,7 +236,6 @@ class SampleIndex:
 
     @contextmanager
     def _connect(self, mode: str) -> Generator[sqlite3.Connection]:
-        """Connect without waiting for the disk: what a power cut takes can be made again."""
         uri = f"{self._path.absolute().as_uri()}?mode={mode}"
         with closing(sqlite3.connect(uri, uri=True)) as connection:
             if mode == "ro":
@@ -238,9 +243,6 @@ class SampleIndex:
                 form = connection.execute("PRAGMA user_version").fetchone()[0]
                 if (application, form) != (_APPLICATION_ID, _FORM):
                     raise sqlite3.DatabaseError("the database of another program")
-            else:
-                connection.execute("PRAGMA synchronous = OFF")
-                connection.execute("PRAGMA journal_mode = MEMORY")
             yield connection
 
 

@@ -113,6 +113,7 @@ class SamplesFile:
             if not is_ordered(columns.rows):
                 columns = self._order(columns)
             self._file.flush()
+            os.fsync(self._file.fileno())  # results that name these lines outlast a power cut
             if columns:
                 lines = SuiteLines(self._begin, self._end, self._checksum)
                 self._index.write(self._suite, lines, columns)
@@ -273,7 +274,14 @@ class SamplesReader:
         return collect_columns(self.of(suite)) if found is None else found
 
     def _read_indexed(self, suite: str) -> SampleColumns | None:
-        return self._index.read(suite) if suite in self._indexed else None
+        if suite not in self._indexed:
+            return None
+        try:
+            return self._index.read(suite)
+        except KeyError:  # a damaged index: the lines have it all
+            self._indexed = {}
+            vars(self).pop("_scan", None)
+            return None
 
     @cached_property
     def _indexed(self) -> dict[str, SuiteLines]:

@@ -35,6 +35,10 @@ def parse_path(text: str) -> Path:
         raise ConfigurationError(f"{text}: there is no such home folder") from None
 
 
+class DamagedResultError(ConfigurationError):
+    """A file of results isn't as it was written."""
+
+
 def read_result_file(file: Path, what: str, newest_schema: int) -> dict[str, Any]:
     """Read a file of results, which is a JSON object with a `schema_version`.
 
@@ -46,7 +50,7 @@ def read_result_file(file: Path, what: str, newest_schema: int) -> dict[str, Any
     try:
         found: object = json.loads(content)
     except (ValueError, RecursionError) as error:
-        raise ConfigurationError(f"{file} is not JSON: {error}") from None
+        raise DamagedResultError(f"{file} is not JSON: {error}") from None
     if not isinstance(found, dict):
         raise ConfigurationError(f"{file} is no result of {what}: it holds no JSON object")
     known = cast("dict[str, Any]", found)
@@ -87,7 +91,7 @@ _IS_CODE_ALLOWED: ContextVar[bool] = ContextVar("is_code_allowed", default=False
 
 @contextmanager
 def allow_code() -> Generator[None]:
-    """Within it, a spec may name a Python file, which is run."""
+    """Within it, a spec may name code, which is run."""
     before = _IS_CODE_ALLOWED.set(True)
     try:
         yield
@@ -98,6 +102,15 @@ def allow_code() -> Generator[None]:
 def is_code_allowed() -> bool:
     """True within `allow_code`."""
     return _IS_CODE_ALLOWED.get()
+
+
+def check_code_permission(what: str) -> None:
+    """Raise `ConfigurationError` outside of `allow_code`; `what` names the code in the message."""
+    if not is_code_allowed():
+        raise ConfigurationError(
+            f"{what} is code, which could do whatever you can; read it, and if you trust it, add "
+            "--allow-code to the command (in Python: `with evalution.user_input.allow_code():`)"
+        )
 
 
 _ANSWERER: ContextVar[Callable[[str], bool] | None] = ContextVar("answerer", default=None)

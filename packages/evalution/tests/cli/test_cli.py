@@ -80,7 +80,7 @@ def test_a_limit_that_no_machine_can_count_is_refused(
 CASES: list[tuple[dict[str, Any], int, str]] = [
     ({"engine": "VLM"}, 2, "is installed; did you mean 'VLLM'? pip install evalution-vllm"),
     ({"engine": "Referense"}, 2, "did you mean 'Reference'"),
-    ({"engine": "no_module:Engine"}, 2, "No module named 'no_module'"),
+    ({"engine": "os:system"}, 2, "os:system is code, which could do whatever you can"),
     ({"tests": "[]"}, 2, "tests must be a list with at least one suite"),
     ({"rest": "engine: x"}, 2, "spec.yaml, line 4, column 1: not valid YAML: the key 'engine'"),
     ({"rest": "limit: 3"}, 2, "there is no section 'limit'"),
@@ -155,7 +155,7 @@ def test_what_is_not_there_is_one_line(
         (["validate"], "Missing argument 'SPEC'"),
         (["run", "spec.yaml", "--limit", "0"], "Invalid value for '--limit'"),
         (["run", "spec.yaml", "--outptu", "x"], "No such option: --outptu"),
-        (["rum"], "No such command 'rum'"),
+        (["rum"], "no command and no suite is named 'rum'; did you mean 'run'?"),
     ],
 )
 def test_wrong_use_is_reported(
@@ -218,7 +218,7 @@ def test_validate_compares_what_a_suite_needs_with_what_the_engine_can(
         "    def build(self, model):\n"
         "        raise AssertionError('built')\n"
     )
-    done = command_line("validate", spec(folder, engine="deaf:Deaf"))
+    done = command_line("validate", spec(folder, engine="deaf:Deaf"), "--allow-code")
     assert_says(done, 2, "suite 'rows' needs generate; the capabilities of engine Deaf are logl")
 
 

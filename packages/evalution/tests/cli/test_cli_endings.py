@@ -60,7 +60,7 @@ def test_an_odd_engine_is_one_line(
         f"class Odd(Mock):\n    {method}\n"
     )
     sys.modules.pop("odd", None)
-    done = command_line("run", spec(folder, engine="odd:Odd"))
+    done = command_line("run", spec(folder, engine="odd:Odd"), "--allow-code")
     assert_says(done, code, message)
 
 
@@ -79,7 +79,9 @@ def test_an_error_of_closing_is_no_wrong_spec(
         "    def build(self, model):\n"
         "        return Session('m', 512, 2)\n"
     )
-    done = command_line("run", spec(folder, engine="closing:Closing"), "--limit", "1")
+    done = command_line(
+        "run", spec(folder, engine="closing:Closing"), "--limit", "1", "--allow-code"
+    )
     assert_says(done, 1, "odd close")
 
 
@@ -99,7 +101,9 @@ def test_a_second_ctrl_c_ends_in_130_too(spec: Any, command_line: Any, folder: P
         "    def build(self, model):\n"
         "        return Session('m', 512, 2)\n"
     )
-    done = command_line("run", spec(folder, engine="twice:Twice"), "--output", "out")
+    done = command_line(
+        "run", spec(folder, engine="twice:Twice"), "--allow-code", "--output", "out"
+    )
     assert done.returncode == 130
     assert "Traceback" not in done.stderr
     found = json.loads((folder / "out" / "results.json").read_text(encoding="utf-8"))
@@ -144,17 +148,20 @@ def test_a_run_that_dies_ends_in_1_and_keeps_its_samples(
     )
     tests = "[" + TEST[:-1] + ", max_new_tokens: 4}]"
     path = spec(folder, engine="dying:Dying", tests=tests)
-    done = command_line("run", path, "--output", "out", "--cache", "my answers")
+    done = command_line("run", path, "--output", "out", "--cache", "my answers", "--allow-code")
     assert_says(done, 1, "device lost")
     assert done.stderr.endswith(
         "in flight)\nhint: if it happens again, `isolate: true` at the top of the spec finds the "
         "request and records it as failed\n"
     )
-    assert f"to resume: evalution run {path} --output out --cache 'my answers'\n" in done.stdout
+    assert (
+        f"to resume: evalution run {path} --output out --cache 'my answers' --allow-code\n"
+        in done.stdout
+    )
     found = json.loads((folder / "out" / "results.json").read_text(encoding="utf-8"))
     assert (found["status"], found["suites"]) == ("failed", [])
     assert (folder / "out" / "samples.jsonl").read_text(encoding="utf-8")
-    server = command_line("run", spec(folder, engine="dying:Server", tests=tests))
+    server = command_line("run", spec(folder, engine="dying:Server", tests=tests), "--allow-code")
     assert_says(server, 1, "device lost")
     assert "isolate" not in server.stderr, "it isn't this process that would die"
 
@@ -178,7 +185,7 @@ def test_model_that_cannot_score_is_refused_in_one_sentence_without_resuming(
     )
     tests = "[{type: perplexity, data: rows.jsonl, text: question}]"
     path = spec(folder, engine="texts:Texts", tests=tests)
-    done = command_line("run", path, "--output", "out")
+    done = command_line("run", path, "--output", "out", "--allow-code")
     assert_says(
         done,
         1,
@@ -226,7 +233,7 @@ def test_ending_signal_keeps_what_was_finished_and_the_run_can_go_on(
         "        return Session('m', 512, 2)\n"
     )
     name = spec(folder, engine=f"{module}:Interrupted")
-    done = command_line("run", name, "--output", "out", "--limit", "30")
+    done = command_line("run", name, "--output", "out", "--limit", "30", "--allow-code")
     assert done.returncode == status
     assert f"finishing what is in flight; {word} once more ends at once" in done.stderr
     assert "interrupted; what was finished is kept" in done.stderr
@@ -254,7 +261,9 @@ def test_sigterm_while_the_model_is_loaded_ends_a_run_at_once(
         "    def build(self, model):\n"
         "        signal.raise_signal(signal.SIGTERM)\n"
     )
-    done = command_line("run", spec(folder, engine="ended:Ended"), "--output", "out")
+    done = command_line(
+        "run", spec(folder, engine="ended:Ended"), "--allow-code", "--output", "out"
+    )
     assert done.returncode == 143
     assert done.stderr.endswith("interrupted; what was finished is kept\n")
     assert not (folder / "out").exists()
@@ -283,6 +292,7 @@ def test_run_whose_terminal_is_closed_ends_with_its_results_written(
         "        return Session('m', 512, 2)\n"
     )
     command = ["-m", "evalution", "run", spec(folder, engine="waiting:Waiting"), "--output", "out"]
+    command.append("--allow-code")
     child, terminal = pty.fork()
     if not child:
         signal(SIGHUP, SIG_DFL)  # which is ignored under nohup

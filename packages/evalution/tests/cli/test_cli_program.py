@@ -52,6 +52,20 @@ def test_spec_alone_is_run(command_line: Any, spec: Any, folder: Path) -> None:
     assert "there is no spec file none.yml" in command_line("none.yml").stderr
 
 
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["Hellaswag"], "name the model: --model PATH"),
+        (["helaswag", "-m", "builtin:tiny"], "did you mean 'hellaswag'?"),
+        (["helaswag"], "no command and no suite is named 'helaswag'; did you mean 'hellaswag'?"),
+    ],
+)
+def test_suite_without_a_command_is_run(command_line: Any, words: list[str], message: str) -> None:
+    done = command_line(*words)
+    assert done.returncode == 2
+    assert message in done.stderr
+
+
 def test_quiet_run_prints_its_results_alone_and_verbose_one_its_settings(
     command_line: Any, spec: Any, folder: Path
 ) -> None:
@@ -80,6 +94,8 @@ def test_a_parity_spec_is_checked_on_both_sides(command_line: Any, spec: Any, fo
         "engine Mock, model my model",
         "against Reference, model my model",
     ]
-    wrong = command_line("validate", spec(folder, rest='against: {engine: "deaf_lane:Deaf"}\n'))
+    wrong = command_line(
+        "validate", spec(folder, rest='against: {engine: "deaf_lane:Deaf"}\n'), "--allow-code"
+    )
     assert wrong.returncode == 2
     assert "suite 'rows' needs generate; the capabilities of engine Deaf are" in wrong.stderr

@@ -9,6 +9,8 @@ from typing import Any
 
 import pytest
 
+from evalution.runs.progress_file import PROGRESS
+
 MOCK = "evalution_enginekit.mock:Mock"
 TESTS = (
     '[{type: generation, data: rows.jsonl, prompt: "Q: {question}", target: answer, name: sums}, '
@@ -82,6 +84,10 @@ def test_a_failed_run_is_shown_with_its_error_and_what_is_finished(
         assert wanted in shown
         assert "exact_match" in shown
         assert "word_perplexity" not in shown
+    file.write_text("{", encoding="utf-8")
+    damaged = command_line("show", "one").stderr
+    assert "one/results.json is not JSON" in damaged
+    assert "hint: `evalution run SPEC --output one` with the run's spec writes it again" in damaged
     result["suites"] = []
     file.write_text(json.dumps(result), encoding="utf-8")
     assert "no suite is finished" in command_line("show", "one").stdout
@@ -105,6 +111,8 @@ def test_samples_of_a_suite_that_was_cut_off_are_shown(
     samples.write_text("".join(lines), encoding="utf-8")
     shown = command_line("show", "one").stdout
     assert "\nquestions: not finished, 2 samples so far; --samples questions shows them\n" in shown
+    (folder / "one" / PROGRESS).write_text('{"suite": "questions", "suite_total": 6}')
+    assert "questions: not finished, 2 of 6 samples so far" in command_line("show", "one").stdout
     done = command_line("show", "one", "--samples", "questions", "--json")
     rows = json.loads(done.stdout)
     assert [(row["suite"], row["index"]) for row in rows] == [("questions", 1), ("questions", 3)]
@@ -229,14 +237,18 @@ def test_a_run_is_the_same_as_itself(ran: Any, command_line: Any) -> None:
     assert "flipped in" not in done.stdout
 
 
-def test_runs_without_a_common_suite_are_reported(ran: Any, command_line: Any) -> None:
+def test_runs_without_a_common_suite_are_reported(
+    ran: Any, command_line: Any, assert_says: Any
+) -> None:
     ran("one")
     ran("two", tests="[{type: perplexity, data: rows.jsonl, text: answer, name: other}]")
-    done = command_line("compare", "one", "two")
-    assert done.returncode == 0
-    assert "only in the left run: sums, questions, prose" in done.stdout
-    assert "only in the right run: other" in done.stdout
-    assert "no suite is in both runs, so there is nothing to compare" in done.stdout
+    for words in ((), ("--json",)):
+        assert_says(
+            command_line("compare", "one", "two", *words),
+            2,
+            "no suite is in both runs, so there is nothing to compare: one has sums, questions, "
+            "prose, two has other",
+        )
 
 
 # parity

@@ -105,7 +105,7 @@ FILES: dict[str, tuple[bytes, Sequence[str]]] = {
     ),
     "nothing": (b"", ["spec.yaml", "a spec must be a mapping of names to values", "is empty"]),
     "a list": (b"- 1\n", ["spec.yaml", "a spec must be a mapping", "but it is a list"]),
-    "bytes": (b"\xff\xfe\x00", ["spec.yaml isn't UTF-8 text"]),
+    "bytes": (b"\xff\xfe\x00", ["spec.yaml, line 1 isn't UTF-8 text"]),
 }
 
 
@@ -164,7 +164,7 @@ def test_a_wrong_argument(command_line: Any, write: Any, mistake: str) -> None:
         (["run", "spec.yaml", "--limit", "0"], "Invalid value for '--limit'"),
         (["run", "spec.yaml", "--limit", "many"], "Invalid value for '--limit'"),
         (["run", "spec.yaml", "--outptu", "x"], "No such option: --outptu"),
-        (["rum", "spec.yaml"], "No such command 'rum'"),
+        (["rum", "spec.yaml"], "no command and no suite is named 'rum'; did you mean 'run'?"),
         (["compare", "one"], "Missing argument 'B'"),
         (["doctor", "--patience", "0"], "Invalid value for '--patience'"),
     ],
@@ -190,7 +190,7 @@ def test_a_line_of_rows_that_lacks_a_column(command_line: Any, write: Any, folde
 
 def test_an_engine_whose_runtime_is_missing(command_line: Any, write: Any) -> None:
     write(engine="faulty:Needs")
-    done = command_line("run", "spec.yaml", "--output", "out")
+    done = command_line("run", "spec.yaml", "--output", "out", "--allow-code")
     assert_says(done, 1, ['rt is not installed; pip install "rt>=3"'])
     assert "hint: `evalution doctor` shows which engines work here" in done.stderr
 
@@ -208,7 +208,7 @@ def test_a_number_that_is_none(command_line: Any, write: Any, folder: Path) -> N
             }
         ],
     )
-    done = command_line("run", "spec.yaml", "--output", "out")
+    done = command_line("run", "spec.yaml", "--output", "out", "--allow-code")
     assert done.returncode == 3
     assert "30 of 30 samples failed" in done.stderr
     assert "row 0: EngineRuntimeError: the engine gave NaN as a log-probability" in done.stderr
@@ -219,13 +219,13 @@ def test_a_number_that_is_none(command_line: Any, write: Any, folder: Path) -> N
 
 def test_the_folder_of_another_spec(command_line: Any, write: Any) -> None:
     write(engine={"type": "faulty:Dying", "dies": True})
-    done = command_line("run", "spec.yaml", "--output", "out")
+    done = command_line("run", "spec.yaml", "--output", "out", "--allow-code")
     assert_says(done, 1, ["the runtime died"])
     write(engine={"type": "faulty:Dying", "max_model_len": 300})
-    done = command_line("run", "spec.yaml", "--output", "out")
+    done = command_line("run", "spec.yaml", "--output", "out", "--allow-code")
     assert_says(done, 2, ["out", "max_model_len was 512, now 300", "--fresh"])
     write(engine="faulty:Dying")
-    done = command_line("run", "spec.yaml", "--output", "out")
+    done = command_line("run", "spec.yaml", "--output", "out", "--allow-code")
     assert done.returncode == 0, done.stderr
 
 

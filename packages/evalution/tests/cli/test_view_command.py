@@ -23,7 +23,6 @@ def opened(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Addresses that a browser was asked to open; the server ends at once."""
     found: list[str] = []
     monkeypatch.setattr(webbrowser, "open", found.append)
-    monkeypatch.setattr("evalution.cli.view._OPEN_AFTER_S", 0.0)
     monkeypatch.setattr(server, "serve", lambda *_: sys.stdout.flush())
     return found
 

@@ -98,6 +98,21 @@ def mbpp_replies() -> dict[str, list[str]]:
     }
 
 
+def humaneval_instruct_replies() -> dict[str, list[str]]:
+    return {
+        prompt: [*replies, f"{replies[0]}```\nIt returns `{prompt}`", f"{replies[0]}\n```", "```"]
+        for prompt, replies in humaneval_replies().items()
+    }
+
+
+def mbpp_instruct_replies() -> dict[str, list[str]]:
+    # Behind the fence that begins an answer, lm-eval takes a first word for a language: " def".
+    return {
+        text: [f"\n{reply}{end}" for reply in replies for end in ("", "\n```", "\n```\nSo `a`.")]
+        for text, replies in mbpp_replies().items()
+    }
+
+
 def wrong_programs() -> list[str]:
     programs = make_rows().PROGRAMS
     return [f"return {programs[index % len(programs)][2]}" for index in range(21)]
@@ -245,12 +260,30 @@ CASES = [
     ),
     Case("humaneval", "humaneval", humaneval_replies, {"pass@1": "pass@1"}, (0,), RUN),
     Case("mbpp", "mbpp", mbpp_replies, {"pass_at_1": "pass@1"}, (0, 3), RUN),
+    Case(
+        "humaneval_instruct",
+        "humaneval",
+        humaneval_instruct_replies,
+        {"pass@1": "pass@1"},
+        (0,),
+        RUN,
+    ),
+    Case("mbpp_instruct", "mbpp", mbpp_instruct_replies, {"pass_at_1": "pass@1"}, (0, 3), RUN),
 ]
-RUNS = [(case, shots) for case in CASES for shots in case.shots]
+RUNS = [
+    (case, shots, chat)
+    for case in CASES
+    for shots in case.shots
+    for chat in (False, True)
+    if not (chat and case.task.endswith("_instruct"))  # no engine goes on within a message
+]
 
 
-@pytest.mark.parametrize("chat", [False, True], ids=["text", "chat"])
-@pytest.mark.parametrize(("case", "shots"), RUNS, ids=lambda one: getattr(one, "task", one))
+@pytest.mark.parametrize(
+    ("case", "shots", "chat"),
+    RUNS,
+    ids=[f"{case.task}-{shots}-{'chat' if chat else 'text'}" for case, shots, chat in RUNS],
+)
 def test_a_suite_asks_and_judges_as_lm_eval(
     case: Case,
     shots: int,

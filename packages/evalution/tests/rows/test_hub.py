@@ -11,7 +11,7 @@ import pytest
 
 from evalution import Generation
 from evalution.rows import hub
-from evalution.rows.hub import HubRows
+from evalution.rows.hub import HubRows, open_rows
 from evalution.suites import load_suite
 from evalution_core import ConfigurationError
 
@@ -118,3 +118,8 @@ def test_own_rows_come_from_the_hub_by_name(library: Library, data: str, call: A
 def test_a_name_without_its_split_is_refused() -> None:
     with pytest.raises(ConfigurationError, match="must name a data set and its split: hub:NAME:SP"):
         Generation(data="hub:openai/gsm8k", prompt="q", target="a").check_samples()
+
+
+def test_loader_that_unpickles_is_no_data_set() -> None:
+    with pytest.raises(ConfigurationError, match="hub:pandas:train names no data set but a loader"):
+        open_rows("hub:pandas:train")

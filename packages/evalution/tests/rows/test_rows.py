@@ -24,7 +24,11 @@ def columns_of(data: Any) -> list[dict[str, Any]]:
     return [dict(row.columns) for row in Rows(data)]
 
 
-@given(rows=st.lists(st.dictionaries(st.text(min_size=1), json_values), min_size=1))
+@given(
+    rows=st.lists(
+        st.dictionaries(st.text(min_size=1), json_values, max_size=3), min_size=1, max_size=4
+    )
+)
 def test_jsonl_gives_back_what_was_written(
     tmp_path_factory: pytest.TempPathFactory, rows: list[dict[str, Any]]
 ) -> None:
@@ -127,6 +131,16 @@ def test_a_file_is_read_as_it_is_needed(tmp_path: Path) -> None:
             "line 2: column 'q' holds a lone surrogate, which is no valid text",
         ),
         ("rows.jsonl", b'{"q": [{"x": "\\udfff"}]}\n', "column 'q' holds a lone surrogate"),
+        (
+            "rows.jsonl",
+            b'{"q": ' + b"[" * 102 + b"]" * 102 + b"}\n",
+            "line 1: column 'q' is nested too deeply, over 100 levels",
+        ),
+        (
+            "rows.csv",
+            ",".join(map(str, range(10_001))).encode() + b"\n" + b"," * 10_000,
+            "line 2: there are 10001 columns, more than 10000; put those that belong together",
+        ),
         ("rows", b"", f"rows are read from {ENDINGS}, not 'no ending'"),
     ],
 )
@@ -139,6 +153,47 @@ def test_what_is_no_rows_file_is_named_with_the_place(
         list(Rows(str(path)))
     assert str(path) in str(caught.value)
     assert message in str(caught.value)
+
+
+@pytest.mark.parametrize("name", ["rows.jsonl", "rows.csv"])
+def test_line_that_never_ends_is_not_read_to_its_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    monkeypatch.setattr("evalution.rows.local.LONGEST_LINE", 100)
+    path = tmp_path / name
+    path.write_text("q\n1\n" if name == "rows.csv" else '{"q": 1}\n')
+    with path.open("a") as file:
+        file.write("x" * 200)
+    rows = iter(Rows(str(path)))
+    assert next(rows)["q"] in (1, "1")
+    with pytest.raises(ConfigurationError, match=r"line \d is longer than 100 bytes; a row is a"):
+        next(rows)
+
+
+def test_quote_that_nobody_closes_does_not_swallow_the_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("evalution.rows.local.LONGEST_LINE", 100)
+    path = tmp_path / "rows.csv"
+    path.write_text('q\n"1\n' + "word\n" * 50)
+    with pytest.raises(ConfigurationError, match="field larger than field limit"):
+        list(Rows(str(path)))
+
+
+@pytest.mark.parametrize("name", ["rows.json", "rows.xlsx"])
+def test_file_that_would_fill_the_memory_is_not_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    pytest.importorskip("python_calamine", reason="needs the extra evalution[excel]")
+    monkeypatch.setattr("evalution.rows.local.LARGEST_WHOLE_FILE", 1000)
+    path = tmp_path / name
+    path.write_text(json.dumps([{"q": "x" * 1000}]))
+    if name == "rows.xlsx":
+        with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
+            archive.writestr("sheet1.xml", "x" * 10_000)
+        assert path.stat().st_size < 1000
+    with pytest.raises(ConfigurationError, match=r"is read as a whole up to 1000; make a \.jsonl"):
+        list(Rows(str(path)))
 
 
 def test_a_missing_file_names_the_nearest(write_rows: Any) -> None:

@@ -37,9 +37,9 @@ def test_what_fails_while_cleaning_up_is_a_note_and_the_rest_is_done() -> None:
     def fail() -> None:
         raise OSError("second")
 
-    clean_up(error, fail, lambda: done.append(1))
+    clean_up(error, fail, lambda: done.append(1), fail)
     assert done == [1]
-    assert error.__notes__ == ["then EngineRuntimeError: cleaning up: OSError: second"]
+    assert error.__notes__ == ["then cleaning up: OSError: second"]
 
 
 @dataclass(slots=True)

@@ -244,3 +244,34 @@ def test_results_hold_no_secret_of_a_judges_engine(
     )
     assert result["rows-judged"].options["judge"]["engine"]["type"] == "Locked"
     assert all(b"sesame-open" not in file.read_bytes() for file in (tmp_path / "r").iterdir())
+
+
+def test_answers_are_compared_with_those_of_another_run(
+    run: Any, panel: Any, tmp_path: Path
+) -> None:
+    run(panel(lambda prompt: "five"), panel(approve), tmp_path / "other")
+    judge = panel(lambda asked: "VERDICT: A" if asked.startswith("4") else "VERDICT: B")
+    pairs = {"rubric": "{first}|{second}", "baseline_run": str(tmp_path / "other")}
+    found = run(panel(answer_right), judge, tmp_path / "r", **pairs)["rows-judged"]
+    assert sorted(set(judge.asked)) == ["4|five", "five|4"]
+    assert (found.n, found.metrics["win_rate"].value) == (6, 1.0)
+    assert found.metrics["position_changed"].value == 0.0
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"name": "rows", "new": "row"}, "no samples of a suite 'rows'; did you mean 'row'"),
+        ({"name": '"target":"4"', "new": '"target":"9"'}, "row 0 of .* is '9', here '4'"),
+    ],
+)
+def test_another_run_of_other_rows_is_refused(
+    run: Any, panel: Any, tmp_path: Path, change: dict[str, str], message: str
+) -> None:
+    run(panel(answer_right), panel(approve), tmp_path / "other")
+    for file in ("results.json", "samples.jsonl"):
+        path = tmp_path / "other" / file
+        path.write_text(path.read_text().replace(change["name"], change["new"]))
+    pairs = {"rubric": "{first}|{second}", "baseline_run": str(tmp_path / "other")}
+    with pytest.raises(ConfigurationError, match=message):
+        run(panel(answer_right), panel(approve), **pairs)

@@ -62,8 +62,12 @@ class Watch(Progress):
 
     def __init__(self, folder: Path, written: Callable[[], object]):
         self.found: list[RunState | None] = []
+        self.loading: RunState | None = None
         self._folder = folder
         self._written = written
+
+    def model_ready(self, seconds: float) -> None:
+        self.loading = read_progress(self._folder)
 
     def suite_finished(self) -> None:
         self._written()
@@ -82,7 +86,9 @@ def test_file_is_there_while_a_run_goes_on(tmp_path: Path, monkeypatch: pytest.M
     )
     (state,) = watch.found
     assert state is not None
-    assert (state.total, state.suites) == (3, 1)
+    assert (state.total, state.suites, state.loading) == (3, 1, None)
+    assert watch.loading is not None
+    assert watch.loading.loading == ("m", "Mock")
     assert PROGRESS not in os.listdir(tmp_path / "run")
 
 

@@ -155,7 +155,7 @@ def test_uninterrupted_run_has_every_phase(whole: Whole) -> None:
         "before samples are ordered",
         "after samples are ordered",
         "between suites",
-        "half of the results is written",
+        "before a file is synced",
         "before the results are replaced",
         "after the results are replaced",
         "the session is closed",

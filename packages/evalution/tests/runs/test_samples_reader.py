@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import sqlite3
 import tracemalloc
 from collections.abc import Callable
+from contextlib import closing
 from itertools import islice
 from pathlib import Path
 
@@ -14,7 +16,7 @@ from hypothesis import strategies as st
 
 from evalution.results import SampleResult, SuiteResult
 from evalution.samples import KeptSamples, parse_place, parse_sample, to_line
-from evalution.samples_file import SamplesReader
+from evalution.samples_file import SamplesFile, SamplesReader
 from evalution_core import ConfigurationError
 
 SUITES = ["s", "é \u2028", 'a"b\\', "\ud800"]
@@ -81,6 +83,28 @@ def test_line_that_holds_no_sample_is_reported(tmp_path: Path, line: bytes, mess
         suite_of(file).samples  # noqa: B018 - the property reads the file
     assert f"{file} is damaged or was not written by a run: {message}" in str(caught.value)
     assert SamplesReader(file).suites == ["s"]
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        "DELETE FROM suites WHERE first = 0",  # the disk was full while it was added
+        "UPDATE columns SET data = x'0102' WHERE name = 'rows'",
+    ],
+)
+def test_damaged_index_hides_no_samples(tmp_path: Path, damage: str) -> None:
+    file = tmp_path / "samples.jsonl"
+    writer = SamplesFile(file)
+    for name in ("a", "b"):
+        writer.append(SampleResult(name, 3))
+        writer.finish_suite()
+    writer.close()
+    with closing(sqlite3.connect(tmp_path / "samples.index")) as index, index:
+        index.execute(damage)
+    reader = SamplesReader(file)
+    assert [len(reader.of(name)) for name in ("a", "b")] == [1, 1]
+    assert reader.suites == ["a", "b"]
+    assert list(reader.columns("b").rows) == [3]
 
 
 def test_file_that_changes_between_two_looks_is_reported(tmp_path: Path) -> None:

@@ -105,13 +105,13 @@ def assert_hidden(done: Any, *folders: Path) -> None:
 @pytest.mark.parametrize("options", [[], ["--debug"]], ids=["plain", "debug"])
 @pytest.mark.parametrize("fault", FAULTS)
 def test_run_prints_no_key(command_line: Any, keyed: Path, fault: str, options: list[str]) -> None:
-    done = command_line("run", written(keyed, fault), "--output", "out", *options)
+    done = command_line("run", written(keyed, fault), "--output", "out", "--allow-code", *options)
     assert done.returncode == FAULTS[fault], done.stderr
     assert_hidden(done, keyed / "out")
 
 
 def test_validate_prints_no_key(command_line: Any, keyed: Path) -> None:
-    done = command_line("validate", written(keyed, "none"))
+    done = command_line("validate", written(keyed, "none"), "--allow-code")
     assert done.returncode == 0, done.stderr
     assert_hidden(done)
 
@@ -124,7 +124,7 @@ def test_wrong_option_is_reported_without_the_key(
     value = f"[{KEY}]" if wrong == "api_key" else KEY
     text = spec.read_text(encoding="utf-8").replace(f"api_key: {KEY}", f"{wrong}: {value}")
     spec.write_text(text, encoding="utf-8")
-    done = command_line("validate", "spec.yaml")
+    done = command_line("validate", "spec.yaml", "--allow-code")
     assert done.returncode == 2
     assert "api_key" in done.stderr
     assert_hidden(done)
@@ -132,7 +132,10 @@ def test_wrong_option_is_reported_without_the_key(
 
 def test_commands_that_read_a_run_print_no_key(command_line: Any, keyed: Path) -> None:
     for number, fault in enumerate(("request", "none")):
-        command_line("run", written(keyed, fault), "--output", f"run{number}", "--cache", "cache")
+        command_line(
+            *("run", written(keyed, fault), "--output", f"run{number}"),
+            *("--cache", "cache", "--allow-code"),
+        )
     commands = [
         ("show", "run0"),
         ("show", "run0", "--json"),
@@ -150,7 +153,7 @@ def test_commands_that_read_a_run_print_no_key(command_line: Any, keyed: Path) -
 
 def test_report_prints_no_key(command_line: Any, keyed: Path) -> None:
     pytest.importorskip("jinja2", reason="needs the extra evalution[report]")
-    command_line("run", written(keyed, "request"), "--output", "run")
+    command_line("run", written(keyed, "request"), "--output", "run", "--allow-code")
     (keyed / "pages").mkdir()
     done = command_line("report", "run", "--output", "pages/report.html")
     assert done.returncode == 0, done.stderr

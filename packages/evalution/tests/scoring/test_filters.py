@@ -154,3 +154,19 @@ def test_patterns_of_the_named_suites_match_as_in_python(pattern: str, parts: li
         wanted = matches[-1 if last else 0]
         assert (found.span(), found.groups()) == (wanted.span(), wanted.groups())
     assert patterns.replace_matches(pattern, "<>", text) == re.sub(pattern, "<>", text)
+
+
+def test_replacements_may_not_multiply_a_text(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(patterns, "LONGEST_TEXT", 100)
+    doubled = [Replace("(?s)(.+)", r"\1\1")]
+    assert apply_filters(doubled, "x" * 50) == "x" * 100
+    with pytest.raises(ValueError, match="makes more than 100 characters of a text of 51; a repl"):
+        apply_filters(doubled, "x" * 51)
+
+
+@pytest.mark.filterwarnings("ignore:bad character in group name")
+def test_pattern_that_only_re_takes_says_how_to_write_it() -> None:
+    with pytest.raises(ValueError, match=r"'\(\{i\(\)\)' is no regular expression to the library"):
+        Regex("({i())").apply("a")
+    with pytest.raises(ValueError, match=r"can't replace a match of '\(\)'"):  # 3.12: `re` neither
+        Replace("()", "\\g<\t1>").apply("a")

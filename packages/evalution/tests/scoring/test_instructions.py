@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from evalution.scoring import patterns
 from evalution.scoring.instructions import Instruction, list_loose_answers, parse_instructions
 from evalution_core import ConfigurationError
 
@@ -48,3 +49,25 @@ def test_a_row_that_no_check_fits_is_refused(
 ) -> None:
     with pytest.raises(ConfigurationError, match=message):
         parse_instructions(names, arguments)
+
+
+@pytest.mark.parametrize(
+    ("name", "given"),
+    [
+        ("keywords:existence", {"keywords": ["(a|a)*$"]}),
+        ("keywords:forbidden_words", {"forbidden_words": ["(a|a)*$"]}),
+        ("keywords:frequency", {"keyword": "(a|a)*$", "frequency": 1, "relation": "at least"}),
+        ("detectable_content:postscript", {"postscript_marker": "(a|a)*$"}),
+        (
+            "detectable_format:multiple_sections",
+            {"section_spliter": "(a|a)*$", "num_sections": 1},
+        ),
+    ],
+)
+def test_pattern_of_a_row_that_runs_on_is_stopped(
+    monkeypatch: pytest.MonkeyPatch, name: str, given: dict[str, object]
+) -> None:
+    monkeypatch.setattr(patterns, "TIME_LIMIT_S", 0.02)
+    (instruction,) = parse_instructions([name], [given])
+    with pytest.raises(TimeoutError, match=r"takes more than 0\.02 s on a text of 41 characters"):
+        instruction.is_followed("a" * 40 + "!")

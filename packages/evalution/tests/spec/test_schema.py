@@ -14,6 +14,7 @@ from jsonschema import Draft202012Validator
 from jsonschema.exceptions import best_match
 
 from evalution.suites import available_suites
+from evalution.suites.discovery import find_suites
 from evalution.yaml_spec.option_schema import (
     NamedDeclaration,
     make_declaration_schema,
@@ -266,6 +267,15 @@ HANGING = "import threading; open('reached', 'w'); threading.Event().wait()\n"
 SHADOW = KEYED.replace("api_key", "other_key")
 
 
+@pytest.fixture
+def few_suites(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Leaves one of the runner's own suites: the schema of all of them takes half a second."""
+    registry = find_suites()
+    own = [entry for entry in registry.entries() if entry.name == "Generation"]
+    monkeypatch.setattr(registry, "_built_in", own)
+
+
+@pytest.mark.usefixtures("few_suites")
 def test_engine_with_the_name_of_another_leaves_its_options_alone(
     command_line: Any, plugin: Any
 ) -> None:
@@ -283,6 +293,7 @@ def test_engine_with_the_name_of_another_leaves_its_options_alone(
         assert validator.is_valid(spec) is is_right, written
 
 
+@pytest.mark.usefixtures("few_suites")
 def test_secret_has_no_default_and_a_broken_plugin_no_place(command_line: Any, plugin: Any) -> None:
     plugin("keyed", "[evalution.engines]\nKeyed = schema_keyed:Keyed\n", schema_keyed=KEYED)
     plugin("broken", "[evalution.engines]\nBad = broken:X\n", broken="1 / 0")
@@ -299,6 +310,7 @@ def test_secret_has_no_default_and_a_broken_plugin_no_place(command_line: Any, p
     assert "engine.Bad" not in shown
 
 
+@pytest.mark.usefixtures("few_suites")
 @pytest.mark.skipif(sys.platform == "win32", reason="needs a FIFO and POSIX signals")
 def test_plugin_that_hangs_is_left_out_after_the_time_limit(
     command_line: Any, plugin: Any, tmp_path: Path, end_when_reached: Callable[[float], None]
@@ -314,6 +326,7 @@ def test_plugin_that_hangs_is_left_out_after_the_time_limit(
     assert "engine.Reference" in json.loads(done.stdout)["$defs"]
 
 
+@pytest.mark.usefixtures("few_suites")
 def test_it_is_written_into_a_file(command_line: Any, assert_says: Any, tmp_path: Path) -> None:
     done = command_line("schema", "--output", "spec.schema.json")
     assert done.stdout == "written: spec.schema.json\n"

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from evalution import Generation, MultipleChoice
+from evalution.user_input import allow_code
 from evalution.yaml_spec.run_spec import load_spec, parse_spec
 from evalution_core import ConfigurationError, Model, UnknownEngineError
 from evalution_enginekit.mock import Mock
@@ -118,7 +119,7 @@ def test_model_beside_the_spec_is_found_and_a_hub_id_is_left_alone(tmp_path: Pat
     ],
 )
 def test_wrong_spec_says_what_is_wrong(sections: dict[str, Any], message: str) -> None:
-    with pytest.raises(ConfigurationError) as caught:
+    with allow_code(), pytest.raises(ConfigurationError) as caught:
         parse(**sections)
     assert message in str(caught.value)
 
@@ -134,7 +135,7 @@ def test_unknown_engine_says_what_to_install() -> None:
 
 
 def test_module_that_is_not_there_is_no_engine() -> None:
-    with pytest.raises(UnknownEngineError, match="No module named 'no_module'"):
+    with allow_code(), pytest.raises(UnknownEngineError, match="No module named 'no_module'"):
         parse(engine="no_module:Engine")
 
 

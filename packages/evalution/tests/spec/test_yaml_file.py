@@ -7,6 +7,10 @@ import pytest
 from evalution.yaml_spec.yaml_file import read_yaml
 from evalution_core import ConfigurationError
 
+BOMB = "\n".join(f"a{i}: &a{i} [*a{i - 1}, *a{i - 1}]" for i in range(1, 40))
+"""Each list holds the one before it twice: 2 to the 40th values in a kilobyte."""
+MERGES = "\n".join(f"a{i}: &a{i} {{<<: [*a{i - 1}, *a{i - 1}], c{i}: 1}}" for i in range(1, 40))
+
 
 def read(tmp_path: Path, text: str) -> object:
     path = tmp_path / "spec.yaml"
@@ -55,7 +59,13 @@ def test_yaml_error_names_line_and_column(
     [
         ("[" * 60 + "]" * 60, "is nested too deeply, over 50 levels"),
         ("[" * 5000 + "]" * 5000, "is nested too deeply"),
-        ("a: " + "9" * 5000, "holds a value that can't be read: "),
+        ("a: " + "9" * 5000, "a number has over 400 characters"),
+        ("a: " + ":".join(["59"] * 200), "a number has over 400 characters"),
+        ("a: " + ":".join(["59"] * 134) + ".5", "a number has over 400 characters"),
+        ("a0: &a0 [1, 2]\n" + BOMB, "line 16: aliases (*) and lists make more than 100000 values"),
+        ("a0: &a0 {b: 1}\n" + MERGES, "line 15: aliases (*) and lists make more than 100000 val"),
+        ("#" * (1 << 20) + "\n", "is larger than 1048576 bytes; rows stand in a file of their own"),
+        ("a\x00", "isn't UTF-8 text"),
         ("a: 2026-13-41", "holds a value that can't be read: "),
         ("a: &a {b: *a}", "an alias (*) stands inside of what it names"),
         ("&a [1, *a]", "an alias (*) stands inside of what it names"),
@@ -69,16 +79,16 @@ def test_value_too_large_for_python_is_reported(tmp_path: Path, text: str, reaso
 
 
 def test_alias_may_be_used_many_times(tmp_path: Path) -> None:
-    lines = ["a0: &a0 [1, 2]"] + [f"a{i}: &a{i} [*a{i - 1}, *a{i - 1}]" for i in range(1, 40)]
+    lines = ["a0: &a0 [1, 2]", *BOMB.splitlines()[:9]]
     found = read(tmp_path, "\n".join(lines))
     assert isinstance(found, dict)
-    assert len(found) == 40  # pyright: ignore[reportUnknownArgumentType]
+    assert len(found) == 10  # pyright: ignore[reportUnknownArgumentType]
 
 
 def test_file_that_is_no_text_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "spec.yaml"
-    path.write_bytes(b"\xff\xfe")
-    with pytest.raises(ConfigurationError, match="isn't UTF-8 text"):
+    path.write_bytes("# é\nengine: ü\n".encode("latin-1"))
+    with pytest.raises(ConfigurationError, match=r"line 1 isn't UTF-8 text; .* windows-1252: save"):
         read_yaml(path)
 
 

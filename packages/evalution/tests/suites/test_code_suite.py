@@ -70,6 +70,25 @@ def test_only_what_follows_a_thought_is_run() -> None:
     assert score.measures["pass@1"].value == 1
 
 
+@pytest.mark.parametrize(
+    "answer",
+    [
+        "Here it is:\n```python\ndef add(a, b):\n    return a + b\n```\nIt adds.",
+        "```\ndef add(a, b):\n    return a + b",
+        "    return a + b",
+    ],
+)
+def test_first_block_of_a_chat_s_answer_is_the_program(answer: str) -> None:
+    kind: Any = load_suite("humaneval_instruct")
+    row = {**ROW, "prompt": 'def add(a, b):\n    """Their sum."""\n'}
+    suite = kind(data=[row], execute="sandbox", apply_chat_template=True)
+    sample = next(suite.samples())
+    assert sample.requests[0].stop == ()
+    assert sample.requests[0].messages[0]["content"].endswith('sum."""\n\n```\n')
+    score = suite.score(sample, [GenerationOutput("", answer)])
+    assert score.extracted["tests"] == "passed"
+
+
 def test_programs_run_again_on_answers_of_a_cache(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

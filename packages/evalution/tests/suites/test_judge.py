@@ -75,6 +75,7 @@ def test_a_label_is_a_verdict_of_the_scale_or_empty() -> None:
     [
         ({"rubric": "Good? {predicton}"}, r"show \{prediction\}.*did you mean 'predicton'"),
         ({"baseline": "other", "rubric": "{first}"}, r"doesn't show \{second\}"),
+        ({"baseline": "a", "baseline_run": "b"}, "baseline is a column and baseline_run a run's"),
         ({"scale": [5, 1]}, r"scale is \[least, largest\].*got \[5, 1\]"),
         ({"scale": {"yes": 1}}, r"scale is \[least, largest\]"),
         ({"pattern": "("}, "no regular expression"),

@@ -62,12 +62,17 @@ def test_the_first_of_equals_is_chosen() -> None:
     assert set(score(["a", "b", "c"], equal, gold=2).values()) == {0.0}
 
 
-@given(st.lists(st.tuples(st.floats(-1e3, -1e-3), st.integers(1, 9)), min_size=2), st.data())
+@given(
+    st.lists(st.tuples(st.floats(-1e3, -1e-3), st.integers(1, 9)), min_size=2, max_size=5),
+    st.data(),
+)
 def test_exactly_one_choice_is_right_by_each_metric(
     outputs: list[tuple[float, int]], data: st.DataObject
 ) -> None:
     choices = [
-        data.draw(st.text(min_size=1, alphabet=st.characters(exclude_categories=["Cs"])))
+        data.draw(
+            st.text(min_size=1, max_size=5, alphabet=st.characters(exclude_categories=["Cs"]))
+        )
         for _ in outputs
     ]
     scores = [score(choices, outputs, gold) for gold in range(len(outputs))]

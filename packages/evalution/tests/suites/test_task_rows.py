@@ -56,10 +56,12 @@ def suite_of(name: str, **options: Any) -> Any:
         pytest.importorskip(EXTRAS[name], reason=f"needs {EXTRAS[name]}, as lm-eval of tools/envs")
     kind: Any = load_suite(name)
     family = next((family for family in FAMILIES if name.startswith(family)), None)
-    folder = ROWS / (family or SHARED.get(name, name.partition("_cot")[0]))
+    folder = ROWS / (
+        family or SHARED.get(name, name.partition("_cot")[0].removesuffix("_instruct"))
+    )
     if name in SUBSETS:
         options |= {"subsets": SUBSETS[name]}
-    if name in ("humaneval", "mbpp"):
+    if name.partition("_")[0] in ("humaneval", "mbpp"):
         options |= {"execute": "sandbox"}
     return kind(data=folder, **options)
 

@@ -15,6 +15,7 @@ import pytest
 import evalution.view.documents as forms
 from evalution import SampleResult
 from evalution.runs.progress_file import PROGRESS, RunState
+from evalution.runs.store import JOURNAL
 from evalution.samples import to_line
 from evalution.view.catalog import RunCatalog
 from evalution.view.server import ViewServer, bind_socket
@@ -170,6 +171,33 @@ def test_run_that_goes_on_shows_its_progress_and_what_came_last(
     assert read(client, "/api/latest", run="a")["samples"] == []
     os.utime(folder / PROGRESS, (1, 1))
     assert read(client, "/api/runs")["runs"][0]["status"] == "interrupted"
+
+
+def test_run_is_listed_while_its_model_is_loaded(client: TestClient, tmp_path: Path) -> None:
+    folder = tmp_path / "new"
+    folder.mkdir()
+    (folder / JOURNAL).touch()
+    state = RunState(loading=("m", "Mock"), suites=2, total=13)
+    (folder / PROGRESS).write_text(json.dumps(asdict(state)))
+    newest, *others = read(client, "/api/runs")["runs"]
+    assert (newest["id"], newest["status"], newest["label"]) == ("new", "loading", "m on Mock")
+    assert (newest["progress"]["total"], newest["scores"]) == (13, [])
+    assert [run["label"] for run in others] == ["my model on Mock"] * 2
+    assert read(client, "/api/runs/new")["suites"] == []
+    (folder / PROGRESS).unlink()
+    *_, gone = read(client, "/api/runs")["runs"]
+    assert (gone["id"], gone["status"]) == ("new", "failed")
+    assert "the model of the run in it was never loaded" in gone["problem"]
+
+
+def test_other_pages_are_answered_during_a_comparison(
+    client: TestClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def compare(*runs: object) -> int:
+        return len(read(client, "/api/runs")["runs"])
+
+    monkeypatch.setattr("evalution.view.server.compare_runs", compare)
+    assert read(client, "/api/compare", baseline="a", runs=["sub/b"]) == 2
 
 
 def test_damaged_run_is_named_beside_the_others(client: TestClient, tmp_path: Path) -> None:

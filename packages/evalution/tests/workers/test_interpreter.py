@@ -97,7 +97,7 @@ def test_run_is_one_of_the_other_environment(
     monkeypatch.setenv("PYTHONPATH", "/nowhere-of-the-parent")
     python = os.path.relpath(other.python, folder)
     (folder / "spec.yaml").write_text(RUN.format(python=python))
-    done = command_line("run", "spec.yaml", "--output", "out", "--limit", "2")
+    done = command_line("run", "spec.yaml", "--output", "out", "--limit", "2", "--allow-code")
     assert done.returncode == 0, done.stderr
     text = (folder / "out" / "results.json").read_text()
     found = json.loads(text)
@@ -118,7 +118,8 @@ def test_run_is_one_of_the_other_environment(
     other.add_distribution(
         "elsewhere-plugin", "2.2", (other.packages / "moved" / "entry_points.txt").read_text()
     )
-    again = command_line("run", "spec.yaml", "--output", "out", "--limit", "2", "--retry-failed")
+    words = ["run", "spec.yaml", "--output", "out", "--limit", "2", "--allow-code"]
+    again = command_line(*words, "--retry-failed")
     assert again.returncode == 2
     assert "engine.version was '2.1', now '2.2'" in again.stderr
 

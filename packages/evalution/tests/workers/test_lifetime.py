@@ -16,7 +16,7 @@ import pytest
 from evalution.replicas import Replicas
 from evalution.workers import SupervisedSession
 from evalution.workers.process import kill_tree
-from evalution_core import EngineRuntimeError, GenerationRequest
+from evalution_core import EngineRuntimeError, GenerationRequest, SessionClosedError
 
 HERE = Path(__file__).parent
 WAIT_S = 60
@@ -106,6 +106,33 @@ def test_workers_end_with_their_parent(
         assert processes.are_running(*pids) == pids
         program.send_signal(sign)
     processes.wait_until_gone(*pids)
+
+
+@posix
+def test_session_in_a_fork_is_refused_and_closing_it_there_leaves_the_workers(
+    build: Build, engines: Any
+) -> None:
+    session = build(engines.Troubled())
+    reader, writer = os.pipe()
+    child = os.fork()
+    if not child:
+        signal.alarm(WAIT_S)
+        for use in (lambda: session.generate([ask(0)]), session.check, session.identity):
+            try:
+                use()
+            except SessionClosedError as error:
+                os.write(writer, f"{error}\n".encode())
+        session.close()
+        os._exit(0)
+    os.close(writer)
+    with os.fdopen(reader) as shown:
+        lines = shown.read().splitlines()
+    assert os.waitpid(child, 0)[1] == 0
+    assert lines == 3 * [
+        f"the session was built in process {os.getpid()} and can't be used in a fork of it; build "
+        "a session there"
+    ]
+    session.generate([ask(0)])
 
 
 @posix

@@ -207,7 +207,6 @@ def test_metadata_is_not_sent_to_the_worker(build: Build, engines: Any) -> None:
     [
         ("refuse", ConfigurationError, "^planted: no such model$"),
         ("fail", EngineRuntimeError, "^building the session: ValueError: planted: foreign$"),
-        ("exit", EngineRuntimeError, "exited with code 3 while it loaded the model"),
     ],
 )
 def test_failed_build_is_reported_and_not_tried_again(
@@ -222,6 +221,24 @@ def test_failed_build_is_reported_and_not_tried_again(
     with pytest.raises(kind, match=text):
         build(engines.Unbuildable(how, folder=str(tmp_path)))
     assert len(processes.builders(tmp_path)) == 1
+
+
+def test_worker_that_dies_while_loading_is_started_again(
+    build: Build, engines: Any, tmp_path: Path, processes: Any
+) -> None:
+    session = build(engines.Unbuildable("once", folder=str(tmp_path)), workers=2, backoff=0.0)
+    assert len(processes.builders(tmp_path)) == 3
+    (answer,) = session.generate([ask(0)])
+    assert answer.finish_reason == "length"
+
+
+def test_worker_that_dies_at_every_loading_is_given_up(
+    build: Build, engines: Any, tmp_path: Path, processes: Any
+) -> None:
+    text = "2 times in a row .*; the last one exited with code 3 while it loaded the model"
+    with pytest.raises(EngineRuntimeError, match=text):
+        build(engines.Unbuildable("exit", folder=str(tmp_path)), restarts=1, backoff=0.0)
+    assert len(processes.builders(tmp_path)) == 2
 
 
 @posix

@@ -111,7 +111,7 @@ class TroubledSession(MockSession):
 class Unbuildable(BaseEngine):
     """Fails to build in one way or another; `folder` as for `Troubled`."""
 
-    how: Literal["refuse", "fail", "exit", "hang", "later"] = "refuse"
+    how: Literal["refuse", "fail", "exit", "once", "hang", "later"] = "refuse"
     folder: str | None = None
 
     def build(self, model: Model) -> Any:
@@ -123,6 +123,12 @@ class Unbuildable(BaseEngine):
             case "fail":
                 raise ValueError("planted: foreign")
             case "exit":
+                os._exit(3)
+            case "once":
+                try:
+                    Path(f"{self.folder}.first").touch(exist_ok=False)
+                except FileExistsError:
+                    return TroubledSession(Troubled())
                 os._exit(3)
             case "hang":
                 hang()

@@ -22,6 +22,7 @@ from evalution_openai.client.responses import (
     find_tls_error,
     make_error,
     quote,
+    to_list,
     to_mapping,
 )
 from evalution_openai.client.retry import (
@@ -45,6 +46,8 @@ _LEAST_SECRET = 8
 _CREDENTIAL = re.compile(r"(?i)auth|cookie|cred|key|pass|secret|sig|token")
 """Names of headers whose values are removed from answers that repeat them."""
 _LOG_EVERY_S = 10.0
+_EVENT_FIELDS = frozenset({b"", b"data", b"event", b"id", b"retry"})
+"""Names of an event stream's fields; the empty one begins a comment, or ends an event."""
 _LONGEST_ANSWER = 1 << 28
 """Bytes after decompression: a small compressed answer may be endless."""
 
@@ -162,7 +165,10 @@ class ServerConnection:
         seconds, now = state.plan_wait(failure), self.clock.now()
         if state.failed > 1 and now - self._logged_at >= _LOG_EVERY_S:
             self._logged_at = now
-            _log.warning("%s; trying again", failure)
+            most = state.limit_retries(failure)
+            _log.warning(
+                "%s; trying again in %.1f s, retry %d of %d", failure, seconds, state.failed, most
+            )
         await self.clock.sleep(seconds)
 
     async def _begin(self, tokens: int, max_retries: int | None = None) -> RetryState:
@@ -218,12 +224,20 @@ class ServerConnection:
         raise RetryableError(error, wait_s, is_busy=status in BUSY_STATUSES)
 
     async def _parse_events(self, response: httpx.Response) -> AsyncIterator[dict[str, Any]]:
-        """Yield the events up to `[DONE]`, which some servers omit after a finished choice."""
+        """Yield the events up to `[DONE]`, which some servers omit after a finished choice.
+
+        A line of an unknown field is damage: passed over, as the standard has it, it would be a
+        part of the text that is missing.
+        """
         finished = False
-        async for line in response.aiter_lines():
-            if not line.startswith("data:"):
+        async for line in _read_lines(response):
+            name, _, value = line.partition(b":")
+            if name not in _EVENT_FIELDS:
+                path, shown = response.request.url.path, describe_text(self._clean(line))
+                raise RetryableError(EngineRuntimeError(f"{path} has in its event stream {shown}"))
+            if name != b"data":
                 continue
-            data = self._clean(line[5:].strip().encode())
+            data = self._clean(value.strip())
             if data == b"[DONE]":
                 return
             event = _json(data, str(response.request.url))
@@ -231,7 +245,9 @@ class ServerConnection:
                 status = _read_status(event["error"])
                 error = make_error(status, data, response.request.url.path)
                 raise RetryableError(error) if status in RETRIED_STATUSES else error
-            finished = finished or any(c.get("finish_reason") for c in event.get("choices") or ())
+            finished = finished or any(
+                to_mapping(choice).get("finish_reason") for choice in to_list(event.get("choices"))
+            )
             yield event
         if not finished:
             path = response.request.url.path
@@ -252,16 +268,34 @@ async def _read(response: httpx.Response) -> bytes:
     content = bytearray()
     async for part in response.aiter_bytes():
         content += part
-        if len(content) > _LONGEST_ANSWER:
-            path = response.request.url.path
-            raise EngineRuntimeError(f"{path} answered more than {_LONGEST_ANSWER} bytes")
+        _check_length(content, response)
     return bytes(content)
+
+
+async def _read_lines(response: httpx.Response) -> AsyncIterator[bytes]:
+    """Yield the lines of an event stream; httpx would also break them at U+2028 within a text."""
+    rest = bytearray()
+    async for part in response.aiter_bytes():
+        *ended, last = part.split(b"\n")
+        for line in ended:
+            yield bytes(rest + line).removesuffix(b"\r")
+            rest.clear()
+        rest += last
+        _check_length(rest, response)
+    if rest:
+        yield bytes(rest)
+
+
+def _check_length(content: bytearray, response: httpx.Response) -> None:
+    if len(content) > _LONGEST_ANSWER:
+        path = response.request.url.path
+        raise EngineRuntimeError(f"{path} answered more than {_LONGEST_ANSWER} bytes")
 
 
 def _json(content: bytes, url: str) -> dict[str, Any]:
     try:
         answer = json.loads(content)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         broken = f"{httpx.URL(url).path} answered {describe_text(content)}"
         raise RetryableError(EngineRuntimeError(broken)) from error
     if isinstance(answer, list):  # Together's list of models

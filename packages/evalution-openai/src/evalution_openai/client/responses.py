@@ -70,7 +70,11 @@ class ResponseReader:
         if not (text is None or isinstance(text, str)):
             raise EngineRuntimeError(f"the answer's text is not a string: {quote(repr(text))}")
         ids = None if self._ids == "left" else read_ids(choice.get("token_ids"))
-        logprobs, top = self._logprobs(choice.get("logprobs"))
+        try:
+            logprobs, top = self._logprobs(choice.get("logprobs"))
+        except (AttributeError, LookupError, OverflowError, TypeError, ValueError):
+            listed = quote(repr(choice.get("logprobs")))
+            raise EngineRuntimeError(f"the answer's log-probabilities are none: {listed}") from None
         by_ids = self._ids == "read" and ids is not None
         return CompletionChunk(
             text=None if by_ids else text or "",

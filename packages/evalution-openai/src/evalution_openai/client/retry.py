@@ -87,11 +87,15 @@ class RetryState:
     def _left(self) -> float:
         return self._begun + self._options.deadline_s - self._clock.now()
 
+    def limit_retries(self, failure: RetryableError) -> int:
+        """Return the number of retries that a request has after such a failure."""
+        return self._options.max_retries if failure.is_busy else self._max_retries
+
     def plan_wait(self, failure: RetryableError) -> float:
         """Return the seconds until the next try, or raise if none is left."""
         longest = min(_LONGEST_WAIT_S, _FIRST_WAIT_S * 2**self.failed)
         self.failed += 1
-        if self.failed > (self._options.max_retries if failure.is_busy else self._max_retries):
+        if self.failed > self.limit_retries(failure):
             failure.give_up(f"given up after {self.failed} tries (max_retries)")
         wait = max(self._chance.uniform(longest / 2, longest), failure.wait_s or 0.0)
         if wait > self._left:

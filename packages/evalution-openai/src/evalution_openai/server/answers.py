@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import secrets
 import time
 from abc import ABC, abstractmethod
@@ -99,6 +98,31 @@ class ChatAnswer(TypedDict):
     created: int
     model: str
     choices: list[ChatChoice]
+    usage: NotRequired[Usage | None]
+
+
+class ChatDelta(TypedDict):
+    role: NotRequired[Literal["assistant"]]
+    content: NotRequired[str]
+
+
+class ChatPart(ChoiceFacts):
+    """A part of a choice; the first has the role, the last the reason for the end."""
+
+    index: int
+    delta: ChatDelta
+    logprobs: ChatLogprobs | None
+    finish_reason: Finish
+
+
+class ChatChunk(TypedDict):
+    """One event of a stream; a last one may have the usage and no choices."""
+
+    id: str
+    object: Literal["chat.completion.chunk"]
+    created: int
+    model: str
+    choices: list[ChatPart]
     usage: NotRequired[Usage | None]
 
 
@@ -211,7 +235,7 @@ def _total(counts: Iterable[int | None]) -> int | None:
 async def encode_prompt(output: GenerationOutput, served: ServedModel) -> list[int] | None:
     """Encode an output's prompt as the session did; None where that is unknown."""
     # On a thread: a long prompt must not hold up other requests.
-    return await asyncio.to_thread(served.encode_prompt, output.prompt)
+    return await served.threads.run(len(output.prompt), served.encode_prompt, output.prompt)
 
 
 def add_token_facts(

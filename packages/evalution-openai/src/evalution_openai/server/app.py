@@ -3,32 +3,31 @@
 from __future__ import annotations
 
 import asyncio
-import hmac
 import logging
 import time
 from collections.abc import AsyncGenerator
 from contextlib import ExitStack, asynccontextmanager
 from typing import TYPE_CHECKING, Any, Self
 
-from starlette.datastructures import Headers
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 from starlette.routing import Router
 
 from evalution_core import BaseEngine, BaseInferenceSession, Model
 from evalution_core.redaction import find_secrets, redact_text
+from evalution_enginekit.fair_queue import current_caller
+from evalution_openai.server.access import check_access
 from evalution_openai.server.connections import format_url, get_client, listening
 from evalution_openai.server.errors import ApiError, make_unavailable, to_api_error
 from evalution_openai.server.routes import make_routes
 from evalution_openai.server.serving import Metrics, ServedModel
-from evalution_openai.server.settings import ServerSettings, is_loopback, read_host
+from evalution_openai.server.settings import ServerSettings
 from evalution_openai.server.streaming import ResponseSender, send_json
 
 if TYPE_CHECKING:
     from starlette.types import Receive, Scope, Send
 
 _log = logging.getLogger("evalution_openai.server")
-_OPEN_PATHS = {"/health"}
 _CLIENT_CLOSED = 499
 """Status in log and metrics of a request whose client disconnected, as in nginx."""
 
@@ -125,7 +124,7 @@ class OpenAICompatibleServer:
             yield
         finally:
             served, self._served = self._served, None
-            await asyncio.to_thread(served.calls.close)  # it waits for what runs
+            await asyncio.to_thread(served.close)  # it waits for what runs
             if built is not None:
                 await asyncio.to_thread(built.close)
 
@@ -137,11 +136,12 @@ class OpenAICompatibleServer:
 
     async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
         began = time.perf_counter()
-        response = ResponseSender(send, get_client(scope))
+        response = ResponseSender(send, get_client(scope), scope["headers"])
         scope["app"] = self  # makes the router raise for an unknown path
+        if address := scope.get("client"):
+            current_caller.set((address[0], address[1]))
         try:
-            self._check_host(scope)
-            self._check_key(scope)
+            check_access(scope, self._settings)
             await self._router(scope, receive, response)
         except ClientDisconnect:
             self.metrics.aborted.inc()
@@ -155,43 +155,16 @@ class OpenAICompatibleServer:
         except Exception as error:  # noqa: BLE001 - every failure gets an answer
             await _send_error(response, to_api_error(error, self._secrets))
         finally:
-            self._log_request(scope, response.status, time.perf_counter() - began)
+            self._log_request(scope, response, time.perf_counter() - began)
 
-    def _check_key(self, scope: Scope) -> None:
-        key = self._settings.api_key
-        if key is None or scope["path"] in _OPEN_PATHS:
-            return
-        headers = Headers(scope=scope)
-        scheme, _, token = headers.get("authorization", "").partition(" ")
-        given = token.strip() if scheme.lower() == "bearer" else headers.get("x-api-key", "")
-        if not hmac.compare_digest(given.encode(), key.encode()):
-            raise ApiError(
-                401,
-                "this server wants its API key: Authorization: Bearer KEY",
-                kind="authentication_error",
-                code="invalid_api_key",
-                headers={"WWW-Authenticate": "Bearer"},
-            )
-
-    def _check_host(self, scope: Scope) -> None:
-        """Refuse foreign host names, by which a web page could read the answers (DNS rebinding)."""
-        settings, server = self._settings, scope.get("server")
-        if settings.api_key or settings.any_host or not server or not is_loopback(server[0]):
-            return
-        if not is_loopback(read_host(Headers(scope=scope).get("host", "localhost"))):
-            raise ApiError(
-                403,
-                "without a key, this server answers to localhost alone: ask for that name, or "
-                "start it with --api-key-env NAME",
-                code="host_not_allowed",
-            )
-
-    def _log_request(self, scope: Scope, status: int, seconds: float) -> None:
-        path = scope["path"]
+    def _log_request(self, scope: Scope, response: ResponseSender, seconds: float) -> None:
+        path, status = scope["path"], response.status
         self.metrics.note_answer(path if path in self._paths else "other", status, seconds)
         if self._settings.log_requests:
             shown, note = ascii(path)[1:-1], self._format_body(scope)
-            _log.info("%s %s %d %.1f ms%s", scope["method"], shown, status, seconds * 1000, note)
+            taken = f"{seconds * 1000:.1f} ms"
+            name = response.request_id
+            _log.info("%s %s %d %s %s%s", scope["method"], shown, status, taken, name, note)
 
     def _format_body(self, scope: Scope) -> str:
         body = scope.get("evalution.body")

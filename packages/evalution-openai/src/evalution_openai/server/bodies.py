@@ -149,7 +149,9 @@ class ChatBody(GenerationBody):
         description="Variables that the chat template is rendered with, in addition to its own.",
     )
     tools: list[dict[str, Any]] | None = None
-    tool_choice: str | dict[str, Any] | None = None
+    tool_choice: str | dict[str, Any] | None = Field(
+        None, description="`none` leaves the tools out of the prompt; absent: `auto`."
+    )
     parallel_tool_calls: bool | None = None
     continue_final_message: bool | None = None
 
@@ -321,7 +323,7 @@ def make_chat_requests(body: ChatBody, served: ServedModel) -> list[GenerationRe
     options = _read_options(body, served) | {
         "messages": dump_messages(body.messages),
         "add_generation_prompt": body.add_generation_prompt is not False,
-        "tools": body.tools or None,
+        "tools": None if body.tool_choice == "none" else body.tools or None,
         "max_new_tokens": limit,
         "logprobs": (body.top_logprobs or 0) if body.logprobs else None,
     }
@@ -375,12 +377,14 @@ def _default_chat_tokens(served: ServedModel) -> int:
 def _check_tools(body: ChatBody, served: ServedModel) -> None:
     if body.tools and Capability.TOOLS not in served.capabilities:
         raise make_unsupported(
-            "this model's engine has no tools: leave `tools` out, or describe them in a message",
+            "this model's engine has no tools: leave `tools` out, or describe them in a message, "
+            "and read calls from the text",
             param="tools",
         )
     if body.tool_choice not in (None, "none", "auto"):
         raise make_unsupported(
-            f"tool_choice={body.tool_choice!r} is not supported; only 'none' and 'auto' are",
+            f"tool_choice={body.tool_choice!r} is not supported; only 'none' and 'auto' are, as "
+            "nothing here constrains what is generated",
             param="tool_choice",
         )
 
@@ -389,10 +393,15 @@ def _read_options(body: GenerationBody, served: ServedModel) -> dict[str, Any]:
     for name, neutral in _NEUTRAL.items():
         value = getattr(body, name, None)
         if value is not None and value not in neutral:
-            raise make_unsupported(f"{name}={value!r} is not supported", param=name)
+            raise make_unsupported(
+                f"{name}={value!r} is not supported; leave it out, or send {neutral[0]!r}",
+                param=name,
+            )
     if body.response_format is not None and body.response_format.type != "text":
         raise make_unsupported(
-            f"response_format {body.response_format.type!r} is not supported; only 'text' is",
+            f"response_format {body.response_format.type!r} is not supported; only 'text' is, as "
+            "nothing here constrains what is generated: ask for JSON in the prompt, and check what "
+            "comes",
             param="response_format",
         )
     sampled = bool(body.temperature)

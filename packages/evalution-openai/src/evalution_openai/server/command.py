@@ -52,6 +52,10 @@ MaxHeld = Annotated[
     int | None,
     typer.Option(min=1, help="All bodies at once; more get 429 [default: 8 of the longest]."),
 ]
+MaxText = Annotated[
+    int | None,
+    typer.Option(min=1, help="Characters or token ids of one text [default: 2**20, or what fits]."),
+]
 NoRequestLog = Annotated[bool, typer.Option("--no-request-log", help="No line for each request.")]
 LogPrompts = Annotated[bool, typer.Option("--log-prompts", help="Log the bodies of requests, too.")]
 Debug = Annotated[bool, typer.Option("--debug", help="Show tracebacks.")]
@@ -71,6 +75,7 @@ def serve(
     max_queue: MaxQueue = 512,
     max_body_mib: MaxBody = 16,
     max_held_mib: MaxHeld = None,
+    max_text: MaxText = None,
     no_request_log: NoRequestLog = False,
     log_prompts: LogPrompts = False,
     debug: Debug = False,  # read by the runner, which prints the errors of every command
@@ -83,6 +88,7 @@ def serve(
         max_queue=max_queue,
         max_body_bytes=max_body_mib * _MIB,
         max_held_bytes=_to_held_bytes(max_held_mib, max_body_mib),
+        max_text=max_text,
         any_host=public_without_key,
         log_requests=not no_request_log,
         log_prompts=log_prompts,

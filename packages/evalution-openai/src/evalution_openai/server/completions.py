@@ -19,9 +19,12 @@ from evalution_core import (
     LoglikelihoodRequest,
     TextDelta,
 )
+from evalution_enginekit.fair_queue import count_prompt
 from evalution_openai.server.answers import (
     ChatChoice,
-    ChoiceFacts,
+    ChatDelta,
+    ChatLogprobs,
+    ChatPart,
     CompletionChoice,
     GenerationCall,
     TokenEntry,
@@ -45,7 +48,7 @@ from evalution_openai.server.bodies import (
     render_requests,
 )
 from evalution_openai.server.errors import ApiError, make_unsupported
-from evalution_openai.server.serving import ServedModel
+from evalution_openai.server.serving import LONG_TEXT, ServedModel
 from evalution_openai.server.streaming import EventStream
 
 _ECHO_NEEDS = (
@@ -124,15 +127,14 @@ async def _find_likeliest(
 
 
 _PREFIXES = 64
-_LONG = 32_768
-"""Characters or ids beyond which prompts are checked on a thread."""
 
 
 async def complete(served: ServedModel, body: CompletionBody) -> dict[str, Any] | EventStream:
     """Answer a body at once, or as a stream."""
     # Checking, and encoding for an echo, must not hold up other requests.
-    if body.echo or _is_long(body.prompt):
-        call = await asyncio.to_thread(_make_call, served, body)
+    size = _measure(body.prompt)
+    if body.echo or size > LONG_TEXT:
+        call = await served.threads.run(size, _make_call, served, body)
     else:
         call = _make_call(served, body)
     return await call.respond()
@@ -207,10 +209,15 @@ class _CompletionCall(GenerationCall[CompletionBody]):
 
     async def make_choices(self, outputs: Sequence[GenerationOutput]) -> Sequence[CompletionChoice]:
         scored = await self._score_prompts()
-        return [
-            await self._make_choice(index, output, scored[index // self.choices])
-            for index, output in enumerate(outputs)
-        ]
+        parts = [(i, output, scored[i // self.choices]) for i, output in enumerate(outputs)]
+        if self._listed is None:
+            return [await self._make_choice(*part) for part in parts]
+        choices: list[CompletionChoice] = []
+        async with self.served.listing:
+            for part in parts:
+                choices.append(await self._make_choice(*part))
+                await asyncio.sleep(0)  # other requests have their turn
+        return choices
 
     async def _score_prompts(self) -> list[list[TokenEntry]]:
         listed = self._listed
@@ -289,10 +296,11 @@ class _CompletionCall(GenerationCall[CompletionBody]):
         return codec.decode(list(prompt.token_ids or ()), skip_special_tokens=False)
 
 
-def _is_long(prompt: str | Sequence[str | int | Sequence[int]]) -> bool:
+def _measure(prompt: str | Sequence[str | int | Sequence[int]]) -> int:
+    """Count the characters or ids of a body's prompts."""
     if isinstance(prompt, str) or (prompt and isinstance(prompt[0], int)):
-        return len(prompt) > _LONG
-    return sum(1 if isinstance(one, int) else len(one) for one in prompt) > _LONG
+        return len(prompt)
+    return sum(1 if isinstance(one, int) else len(one) for one in prompt)
 
 
 def _encode_prompt(prompt: PromptInput, served: ServedModel) -> PromptInput:
@@ -318,7 +326,8 @@ async def chat(served: ServedModel, body: ChatBody) -> dict[str, Any] | EventStr
     served.validate(requests)
     check_listed(requests, served)
     if variables := body.chat_template_kwargs:
-        requests = await asyncio.to_thread(render_requests, requests, variables, served)
+        size = sum(count_prompt(requests[0]))
+        requests = await served.threads.run(size, render_requests, requests, variables, served)
     return await _ChatCall(served, body, requests).respond()
 
 
@@ -345,30 +354,32 @@ class _ChatCall(GenerationCall[ChatBody]):
             choices.append(choice)
         return choices
 
-    def make_first_parts(self) -> Iterable[dict[str, Any]]:
-        role = {"role": "assistant", "content": ""}
+    def make_first_parts(self) -> Iterable[ChatPart]:
+        role: ChatDelta = {"role": "assistant", "content": ""}
         return [_make_chat_part(index, role) for index in range(len(self.requests))]
 
-    async def make_part(self, index: int, event: TextDelta | GenerationOutput) -> dict[str, Any]:
-        facts: ChoiceFacts = {}
+    async def make_part(self, index: int, event: TextDelta | GenerationOutput) -> ChatPart:
         if isinstance(event, TextDelta):
+            part = _make_chat_part(index, {"content": event.text})
             if self.body.return_token_ids:
-                facts["token_ids"] = list(event.token_ids)
-            return {**_make_chat_part(index, {"content": event.text}), **facts}
+                part["token_ids"] = list(event.token_ids)
+            return part
         logprobs = self._make_logprobs(event)
-        delta = {} if logprobs is None else {"content": event.text}
+        part = _make_chat_part(index, {} if logprobs is None else {"content": event.text})
+        part["logprobs"] = logprobs
+        part["finish_reason"] = event.finish_reason
         if self.body.return_token_ids:
-            add_token_facts(facts, event, await encode_prompt(event, self.served))
+            add_token_facts(part, event, await encode_prompt(event, self.served))
             if logprobs is None:
-                facts["token_ids"] = []
-        return {**_make_chat_part(index, delta, event.finish_reason), "logprobs": logprobs, **facts}
+                part["token_ids"] = []
+        return part
 
-    def _make_logprobs(self, output: GenerationOutput) -> Any:
+    def _make_logprobs(self, output: GenerationOutput) -> ChatLogprobs | None:
         if not self.body.logprobs:
             return None
         spelling = make_spelling(self.body, self.served)
         return make_chat_logprobs(output, spelling, self.body.top_logprobs or 0)
 
 
-def _make_chat_part(index: int, delta: dict[str, Any], finish_reason: str | None = None) -> Any:
-    return {"index": index, "delta": delta, "logprobs": None, "finish_reason": finish_reason}
+def _make_chat_part(index: int, delta: ChatDelta) -> ChatPart:
+    return {"index": index, "delta": delta, "logprobs": None, "finish_reason": None}

@@ -15,9 +15,11 @@ from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any, cast
 
 import uvicorn
+from pydantic_core import to_json
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
 from evalution_core import ConfigurationError, EngineRuntimeError
+from evalution_openai.server.errors import ApiError
 
 if TYPE_CHECKING:
     from starlette.types import ASGIApp, Scope
@@ -34,19 +36,26 @@ def get_client(scope: Scope) -> Client | None:
 HEAD_S = 30.0
 """Seconds for the request line and the headers to arrive."""
 _HEAD_BYTES = 64 * 1024
+_MOST_HEADERS = 100
+_BODY_HEADERS = {b"content-length", b"transfer-encoding"}
+"""With an offer to upgrade, the parser doesn't read the body that they announce."""
+_PROBE_S, _MOST_PROBE_S = 0.05, 5.0
+"""Seconds between the first and between later interim answers to a half-closed client."""
+_TOO_LONG = f"the headers are longer than the {_HEAD_BYTES} bytes that this server takes"
 _MOST_HELD = 16 * 1024
 """Bytes beyond which data is sent without waiting for the end of the event loop's turn."""
 
 
 class Connection(HttpToolsProtocol):
-    """uvicorn's connection with a time limit for the head of a request and a bound on its size."""
+    """uvicorn's connection with limits on the head of a request, and with half-closed clients."""
 
     is_lost = False
     when_lost: Callable[[], None] | None = None
     """Called for the request that is being answered; pipelined ones wait for it."""
 
-    _head_bytes = 0
-    _piece_bytes = 0
+    _unread_bytes = 0
+    """Bytes of a head that isn't complete, or of what stands around the parts of a body."""
+    _refusal: str | None = None
     _in_head = True
     _timer: asyncio.TimerHandle | None = None
 
@@ -62,7 +71,7 @@ class Connection(HttpToolsProtocol):
             self.when_lost()
 
     def data_received(self, data: bytes) -> None:
-        self._piece_bytes = len(data)
+        self._unread_bytes += len(data)
         super().data_received(data)
         if self.transport.is_closing():
             return  # it wasn't HTTP, and there may be no request
@@ -70,23 +79,72 @@ class Connection(HttpToolsProtocol):
         # or blank lines, needs one: uvicorn ends its own wait for the next request with them.
         if self._timer is None and (self._in_head or self.cycle.response_complete):
             self._start_timer()
-        if self._in_head:
-            self._head_bytes += len(data)
-            if self._head_bytes > _HEAD_BYTES:
-                self.send_400_response(f"The headers are longer than {_HEAD_BYTES} bytes.")
+        if self._unread_bytes > _HEAD_BYTES:
+            self.send_400_response(_TOO_LONG)
+
+    def eof_received(self) -> bool:  # type: ignore[override]
+        """Keep the connection for the answer to a client that has sent all and closes its side.
+
+        A client that is gone looks the same, and only writing to it shows the difference.
+        """
+        cycle = self.cycle
+        if not cycle or cycle.response_complete or cycle.more_body:
+            return False
+        if cycle.scope["http_version"] != "1.1":
+            return False  # it can't be sent interim answers
+        cycle.keep_alive = False
+        self._probe(_PROBE_S)
+        return True
+
+    def _probe(self, wait_s: float) -> None:
+        """Send interim answers until the answer begins; one that fails ends the connection."""
+        if self.transport.is_closing() or self.cycle.response_started:
+            return
+        if not self.pipeline:  # else an earlier answer may be under way
+            self.transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
+        self.loop.call_later(wait_s, self._probe, min(2 * wait_s, _MOST_PROBE_S))
 
     def on_message_begin(self) -> None:
         super().on_message_begin()
         self._in_head = True
-        # The piece in which a later request begins may be the end of a long body.
-        self._head_bytes = -self._piece_bytes if self.cycle else 0
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        if self._in_head:  # else it ends a body, and must not count as one of the head
+            super().on_header(name, value)
 
     def on_headers_complete(self) -> None:
+        self._refusal = self._find_refusal()
+        if self._refusal is not None:
+            raise ValueError(self._refusal)  # the parser stops, and uvicorn refuses the request
         self._in_head = False
+        self._unread_bytes = 0
         self._stop_timer()
         super().on_headers_complete()
         scope = cast("dict[str, Any]", self.scope)
         scope.setdefault("extensions", {})[_EXTENSION] = Client(self, self.cycle)
+
+    def _find_refusal(self) -> str | None:
+        lines = sum(len(name) + len(value) + 4 for name, value in self.headers)
+        if len(self.url) + lines > _HEAD_BYTES:
+            return _TOO_LONG
+        if len(self.headers) > _MOST_HEADERS:
+            return f"{len(self.headers)} headers; this server takes {_MOST_HEADERS}"
+        assert self.parser is not None
+        if self.parser.should_upgrade() and _BODY_HEADERS & {name for name, _ in self.headers}:
+            return "this server speaks HTTP/1.1 alone; leave out the header Upgrade"
+        return None
+
+    def on_body(self, body: bytes) -> None:
+        self._unread_bytes = 0
+        super().on_body(body)
+
+    def send_400_response(self, msg: str) -> None:
+        """Refuse a request that the parser stopped at."""
+        answer = to_json(ApiError(400, self._refusal or msg).answer)
+        head = "HTTP/1.1 400 Bad Request\r\nconnection: close\r\ncontent-type: application/json\r\n"
+        length = f"content-length: {len(answer)}\r\n\r\n"
+        self.transport.write((head + length).encode() + answer)
+        self.transport.close()
 
     def _start_timer(self) -> None:
         self._timer = self.loop.call_later(HEAD_S, self._end_wait)

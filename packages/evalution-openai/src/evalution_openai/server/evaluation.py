@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, NotRequired, TypeVar
 
 from typing_extensions import TypedDict
@@ -17,8 +17,10 @@ from evalution_core import (
     RollingLoglikelihoodRequest,
     UnsupportedRequestError,
 )
+from evalution_core.encoding import encode_with_leading
 from evalution_core.requests import Request
 from evalution_enginekit import Tokenizer
+from evalution_enginekit.fair_queue import count_prompt
 from evalution_openai.server.bodies import (
     DetokenizeBody,
     LoglikelihoodBody,
@@ -84,6 +86,7 @@ async def loglikelihood(served: ServedModel, body: LoglikelihoodBody) -> dict[st
             top_logprobs=item.top_logprobs,
         )
         served.validation.check_loglikelihood(request)
+        served.check_length(sum(count_prompt(request)))
         return request
 
     return await _score(served, body, body.requests, make)
@@ -97,6 +100,7 @@ async def rolling(served: ServedModel, body: RollingBody) -> dict[str, Any]:
             item.text or "", item.input_ids, top_logprobs=item.top_logprobs
         )
         served.validation.check_rolling(request)
+        served.check_length(sum(count_prompt(request)))
         return request
 
     return await _score(served, body, body.requests, make)
@@ -194,11 +198,11 @@ class TokenizerInfo(TypedDict):
 async def tokenize(served: ServedModel, body: TokenizeBody) -> TokenizeAnswer:
     """Encode a text as the server encodes a prompt."""
     codec = served.require_tokenizer("/tokenize")
-    token_ids: list[int] | None = None
-    if body.add_special_tokens is not False:
-        token_ids = await asyncio.to_thread(served.encode_prompt, body.prompt)
-    if token_ids is None:
-        token_ids = await asyncio.to_thread(codec.encode, body.prompt)
+    size = len(body.prompt)
+    served.check_length(size)
+    has_leading = body.add_special_tokens is not False
+    encode = partial(encode_with_leading, codec) if has_leading else codec.encode
+    token_ids = await served.threads.run(size, encode, body.prompt)
     return {"tokens": token_ids, "count": len(token_ids), "max_model_len": served.max_model_len}
 
 
@@ -208,8 +212,11 @@ async def detokenize(served: ServedModel, body: DetokenizeBody) -> DetokenizeAns
     size = codec.vocabulary_size if isinstance(codec, Tokenizer) else None
     if size is not None and (largest := max(body.tokens, default=0)) >= size:
         raise ApiError(400, f"token id {largest} is outside the vocabulary of {size} tokens")
+    served.check_length(len(body.tokens))
     skip = bool(body.skip_special_tokens)
-    text = await asyncio.to_thread(codec.decode, body.tokens, skip_special_tokens=skip)
+    text = await served.threads.run(
+        len(body.tokens), codec.decode, body.tokens, skip_special_tokens=skip
+    )
     return {"prompt": text}
 
 

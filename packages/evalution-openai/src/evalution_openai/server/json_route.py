@@ -7,6 +7,7 @@ from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from pydantic import ValidationError
+from starlette.datastructures import Headers
 from starlette.requests import ClientDisconnect
 
 from evalution_core.plugins import did_you_mean
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
 
 B = TypeVar("B", bound=Body)
 
+_JSON = "application/json"
 _CLOSE = {"Connection": "close"}
 """For a body that wasn't read to its end: the rest of it is still to come on the connection."""
 
@@ -54,6 +56,7 @@ class JsonRoute(Generic[B]):
             served.bodies.take(size)
             held += size
 
+        _check_media(Headers(scope=scope))
         try:
             text = await _read_body(scope, receive, served, hold)
             if served.settings.log_prompts:
@@ -75,6 +78,23 @@ class JsonRoute(Generic[B]):
             await answer.send(send)
         else:
             await send_json(send, 200, answer)
+
+
+def _check_media(headers: Headers) -> None:
+    """Raise an `ApiError` (415) for a body that isn't plain JSON; without a type it counts as that.
+
+    A web page can send other types to another origin without asking.
+    """
+    kind = headers.get("content-type", _JSON).partition(";")[0].strip().lower()
+    encoding = headers.get("content-encoding", "identity").lower()
+    if kind != _JSON or encoding != "identity":
+        shown = f"{kind} ({encoding})" if encoding != "identity" else kind
+        raise ApiError(
+            415,
+            f"a body of type {shown} isn't read here; send JSON with Content-Type: {_JSON}",
+            code="unsupported_media_type",
+            headers=_CLOSE,
+        )
 
 
 async def _read_body(

@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
+import ctypes
 import logging
+import platform
 import time
 from collections.abc import AsyncGenerator, Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import aclosing
+from functools import partial
+from typing import ParamSpec, TypeVar
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
@@ -20,11 +26,16 @@ from evalution_core import (
 from evalution_core.encoding import encode_with_leading
 from evalution_core.kinds import RequestKind
 from evalution_enginekit.async_session import AsyncSession
+from evalution_enginekit.fair_queue import count_prompt
 from evalution_enginekit.request_encoding import RequestValidator
 from evalution_openai.server.errors import ApiError, make_busy, make_unsupported
 from evalution_openai.server.settings import ServerSettings
 
+P = ParamSpec("P")
+T = TypeVar("T")
+
 _log = logging.getLogger("evalution_openai.server")
+_libc = ctypes.CDLL("libc.so.6") if platform.libc_ver()[0] == "glibc" else None
 _SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 300)
 
 
@@ -98,6 +109,10 @@ class Metrics:
 ID_SPELLING = "token_id:"
 _BATCH_SIZE = 8
 """The batch size of a session that prefers none."""
+LONG_TEXT = 32_768
+"""Characters or ids beyond which a text is long: work on it takes more than a moment."""
+_MAX_TEXT = 2**20
+_MAX_TEXT_PER_TOKEN = 8
 
 
 class BodyBudget:
@@ -125,6 +140,42 @@ class BodyBudget:
         """Count bytes that arrived; raises like `check_room`."""
         self.check_room(size)
         self.total += size
+
+
+class TextThreads:
+    """Threads for work on texts, which can't be interrupted: one for short ones, one for the rest.
+
+    So no work on a long text delays that on a short one, little of it runs at once, and what waits
+    is dropped when its client disconnects. The memory of long texts goes back to the system.
+    """
+
+    def __init__(self) -> None:
+        self._short = ThreadPoolExecutor(1, "short texts")
+        self._long = ThreadPoolExecutor(1, "long texts")
+
+    async def run(self, size: int, function: Callable[P, T], *args: P.args, **more: P.kwargs) -> T:
+        """Run `function`, which works on `size` characters or ids, and return what it returns."""
+        loop, work = asyncio.get_running_loop(), partial(function, *args, **more)
+        if size <= LONG_TEXT:
+            return await loop.run_in_executor(self._short, work)
+        return await loop.run_in_executor(self._long, _run_and_trim, work)
+
+    def close(self) -> None:
+        """Drop what waits; threads end with what they run."""
+        self._short.shutdown(wait=False, cancel_futures=True)
+        self._long.shutdown(wait=False, cancel_futures=True)
+
+
+def _run_and_trim(work: Callable[[], T]) -> T:
+    """Return the result of `work` after its freed memory has gone back to the system.
+
+    Encoding takes a hundred bytes for each character, which glibc would keep for the thread.
+    """
+    try:
+        return work()
+    finally:
+        if _libc is not None:
+            _libc.malloc_trim(0)
 
 
 class ServedModel:
@@ -165,6 +216,11 @@ class ServedModel:
         self.calls = AsyncSession(
             session, batch_size=settings.max_concurrent, on_start=metrics.note_wait
         )
+        self.threads = TextThreads()
+        self.listing = asyncio.Lock()
+        """Held while log-probabilities are put into an answer: one such answer at a time."""
+        fitting = _MAX_TEXT_PER_TOKEN * (self.max_model_len or 0)
+        self.max_text = settings.max_text or max(_MAX_TEXT, fitting)
         self._spelled: dict[int, str] = {}
         self._has_noted_ids = False
 
@@ -182,6 +238,21 @@ class ServedModel:
 
     def leave(self) -> None:
         self.inside -= 1
+
+    def close(self) -> None:
+        """Give up all requests, and wait for what runs in the session."""
+        self.threads.close()
+        self.calls.close()
+
+    def check_length(self, size: int) -> None:
+        """Raise an `ApiError` for a text of `size` characters or ids if it is too long."""
+        if size > self.max_text:
+            raise ApiError(
+                400,
+                f"a text of {size} characters or token ids is longer than the {self.max_text} that "
+                "this server takes; send it in parts, or start the server with --max-text",
+                code="text_too_long",
+            )
 
     def check_name(self, name: str | None) -> None:
         """Raise an `ApiError` (404) for another model than the served one."""
@@ -203,6 +274,7 @@ class ServedModel:
 
     def encode_prompt(self, text: str) -> list[int] | None:
         """Encode a prompt as the session does; None where that is unknown."""
+        self.check_length(len(text))
         return None if self.tokenizer is None else encode_with_leading(self.tokenizer, text)
 
     def note_ids(self, token_ids: Sequence[int]) -> None:
@@ -235,9 +307,10 @@ class ServedModel:
         return found
 
     def validate(self, requests: Sequence[GenerationRequest]) -> None:
-        """Raise an `EvalutionError` for a request that the session would refuse."""
+        """Raise an `EvalutionError` or `ApiError` for a request that is refused."""
         for request in requests:
             self.validation.check_generation(request)
+            self.check_length(sum(count_prompt(request)))
 
     async def generate(self, requests: Sequence[GenerationRequest]) -> list[GenerationOutput]:
         """Return the outputs in the order of the requests; raises like `events`."""

@@ -25,6 +25,7 @@ class ServerOptions(TypedDict, total=False):
     max_body_bytes: int
     max_held_bytes: int | None
     max_prompts: int
+    max_text: int | None
     body_timeout_s: float
     any_host: bool
     log_requests: bool
@@ -50,8 +51,9 @@ class ServerSettings:
     max_concurrent: Annotated[
         PositiveInt | None,
         Field(
-            description="Requests of one stream that the session works on at once; streamed "
-            "answers, whole ones and long prompts have a stream each. None: the session decides."
+            description="Prompts of one stream that the session works on at once; streamed answers "
+            "and whole ones, long prompts, and requests with one prompt and with several have a "
+            "stream each. None: the session decides."
         ),
     ] = None
     max_queue: Annotated[
@@ -70,6 +72,13 @@ class ServerSettings:
     max_prompts: Annotated[
         PositiveInt, Field(description="Prompts, or requests to score, in one body.")
     ] = 1024
+    max_text: Annotated[
+        PositiveInt | None,
+        Field(
+            description="Characters, or token ids, of one text or conversation; a longer one gets "
+            "400. None: a million (2**20), or eight for each token that the model takes."
+        ),
+    ] = None
     body_timeout_s: Annotated[
         float, Field(gt=0, description="Seconds for a client to send its body.")
     ] = 30.0
@@ -122,10 +131,3 @@ def is_loopback(host: str) -> bool:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:
         return False
-
-
-def read_host(header: str) -> str:
-    """Return the name or address in a `Host` header, without the port."""
-    if header.startswith("["):
-        return header[1:].partition("]")[0]
-    return header.partition(":")[0]

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import AsyncGenerator, Iterable, Mapping
 from contextlib import aclosing
 from typing import TYPE_CHECKING, Any
+from uuid import uuid4
 
 from pydantic_core import to_json
 from starlette.requests import ClientDisconnect
@@ -28,15 +30,22 @@ _PART = 64 * 1024
 """Bytes of an answer that are sent at once."""
 
 
+_HARMLESS_ID = re.compile(rb"[!-~]{1,200}")
+
+
 class ResponseSender:
     """ASGI's `send` of one request, which drops a client that doesn't read.
 
     Attributes:
         status: the answer's status; 0 until it has begun.
+        request_id: the client's `x-request-id`, or a new one; the answer has it as a header.
     """
 
-    def __init__(self, send: Send, client: Client | None):
+    def __init__(self, send: Send, client: Client | None, headers: Iterable[tuple[bytes, bytes]]):
         self.status = 0
+        given = dict(headers).get(b"x-request-id", b"")
+        usable = _HARMLESS_ID.fullmatch(given)
+        self.request_id = given.decode() if usable else f"req-{uuid4().hex}"
         self._send = send
         self._client = client
 
@@ -48,6 +57,8 @@ class ResponseSender:
         """
         if message["type"] == "http.response.start":
             self.status = message["status"]
+            header = (b"x-request-id", self.request_id.encode())
+            message["headers"] = [*message["headers"], header]
         if self._client is not None and self._client.takes_more:
             await self._send(message)
             return

@@ -14,7 +14,7 @@ from evalution.cli.options import DebugOption, JsonOption
 from evalution.comparison import table
 from evalution.fidelity import candidates
 from evalution.fidelity.store import FIDELITY_FILE, read_fidelity
-from evalution.results import to_json
+from evalution.results import RunResult, to_json
 from evalution.runs.reader import read_run
 from evalution.table import make_console
 from evalution.user_input import parse_path
@@ -46,15 +46,19 @@ def compare(
         if as_json and flipped is not None:
             raise ConfigurationError("--flipped is for the table; --json has every flipped row")
         found = comparison.compare(read_run(left), read_run(right))
+        if not found.suites:
+            raise ConfigurationError(
+                "no suite is in both runs, so there is nothing to compare: "
+                f"{left} has {_list_suites(found.left)}, {right} has {_list_suites(found.right)}"
+            )
         if as_json:
             print(to_json(found.to_dict(), indent=2))
             return
         terminal = make_console()
         for line in table.list_headings(found):
             terminal.print(line, soft_wrap=True)
-        if found.suites:
-            terminal.print(table.make_comparison_table(found, width=terminal.width))
-            terminal.print(table.make_legend(terminal.width), style="dim", soft_wrap=True)
+        terminal.print(table.make_comparison_table(found, width=terminal.width))
+        terminal.print(table.make_legend(terminal.width), style="dim", soft_wrap=True)
         for line in table.list_remarks(found):
             terminal.print(line, style="yellow", soft_wrap=True)
         most = _FLIPS_SHOWN if flipped is None else flipped
@@ -62,6 +66,10 @@ def compare(
             if suite.flips and most:
                 terminal.print("\n" + table.make_flip_heading(suite, most), soft_wrap=True)
                 terminal.print(table.make_flip_table(suite, most))
+
+
+def _list_suites(run: RunResult) -> str:
+    return ", ".join(suite.name for suite in run.suites) or "no finished suite"
 
 
 def _compare_candidates(folders: Sequence[str], flipped: int | None, *, as_json: bool) -> None:

@@ -7,6 +7,7 @@ one set of checks judges it.
 from __future__ import annotations
 
 import json
+import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePath
@@ -16,6 +17,7 @@ import yaml
 
 from evalution.doctor.engine_choice import SERVER, EngineChoice, choose_engine, is_server
 from evalution.hints import name_engine_options
+from evalution.rows.columns import MissingOptionsError
 from evalution.rows.local import BUILTIN
 from evalution.suites.discovery import load_suite
 from evalution.user_input import parse_path
@@ -71,10 +73,13 @@ class SpecDocument:
         except ConfigurationError as error:
             if self.path.name:
                 error.args = (f"{self.path}: {error}",)
-            elif rows := next(
-                (test["name"] for test in self.content["tests"] if "data" in test), ""
-            ):
-                error.add_note(f"hint: --set {rows}.prompt='{{question}}' sets one of its options")
+            elif isinstance(error, MissingOptionsError):
+                rows = next(test["name"] for test in self.content["tests"] if "data" in test)
+                settings = (
+                    shlex.join(["--set", f"{rows}.{option}={column}"])
+                    for option, column in error.proposed.items()
+                )
+                error.add_note(f"hint: {' '.join(settings)}")
             raise
 
     def to_yaml(self, limit: int | None) -> str:

@@ -177,19 +177,21 @@ def _list_engines(*, as_json: bool) -> None:
 
 
 def suites(
-    name: Annotated[
+    suite: Annotated[
         str | None,
-        typer.Argument(help="Show this suite's options.", autocompletion=complete_suites),
+        typer.Argument(
+            metavar="NAME", help="Show this suite's options.", autocompletion=complete_suites
+        ),
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="As JSON, with the schema.")] = False,
     debug: DebugOption = False,
 ) -> None:
     """List the installed suites, or show one with its options."""
     with report_errors(debug=debug):
-        if name is None:
+        if suite is None:
             _list_suites(as_json=as_json)
             return
-        kind = load_suite(name)
+        kind = load_suite(suite)
         schema = make_suite_schema(kind)
         facts = {"name": kind.__name__, **_describe_suite(kind), "metrics": kind.describe_metrics()}
         if as_json:

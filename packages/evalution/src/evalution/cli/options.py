@@ -76,14 +76,14 @@ def _reword(error: Any, words: list[str]) -> str:
     return f"{text}, got {given[-1]!r}" if given else text
 
 
-_SPECS = {"spec", "candidate", "reference", "targets"}
-"""Parameters of commands that name a spec."""
+_SPECS = {"spec", "candidate", "reference", "targets", "suite"}
+"""Parameters of commands that name a spec, or a suite that may be in a file."""
 
 
 def make_permission(
     allow_code: Annotated[
         bool,
-        typer.Option("--allow-code", help="Let the spec run suites of Python files that it names."),
+        typer.Option("--allow-code", help="Let the spec run code that it names."),
     ] = False,
 ) -> AbstractContextManager[None]:
     """Return the context of a command that reads a spec."""

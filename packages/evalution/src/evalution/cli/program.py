@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Iterable, Sequence
 from importlib.metadata import version as installed_version
 from pkgutil import resolve_name
 from typing import Annotated, Any, NamedTuple
@@ -15,6 +16,7 @@ from evalution.ascii_text import replace_lacking_signs
 from evalution.cli.errors import EXIT_FAILED
 from evalution.cli.extensions import add_commands
 from evalution.cli.options import Command, make_app
+from evalution_core.plugins import did_you_mean, normalize
 
 
 class _OwnCommand(NamedTuple):
@@ -124,9 +126,24 @@ class _Program(TyperGroup):
         super().__init__(commands=own | dict(commands or {}), **settings)
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
-        is_spec = args[0].startswith("builtin:") or args[0].endswith(_SPEC_ENDINGS)
-        verb, command, rest = super().resolve_command(ctx, ["run", *args] if is_spec else args)
+        is_command = self.get_command(ctx, args[0]) is not None or args[0].startswith("-")
+        words = args if is_command else _complete_run(ctx, args, self.commands)
+        verb, command, rest = super().resolve_command(ctx, words)
         return verb, load_command(verb) if verb in COMMANDS else command, rest
+
+
+def _complete_run(ctx: Any, words: Sequence[str], commands: Iterable[str]) -> list[str]:
+    """Return words that begin with a spec or a suite, or name a model, as those of a run."""
+    first = words[0]
+    is_spec = first.startswith("builtin:") or first.endswith(_SPEC_ENDINGS)
+    if not is_spec and not {"-m", "--model"} & {word.partition("=")[0] for word in words}:
+        from evalution.suites.discovery import available_suites  # noqa: PLC0415 - imports them all
+
+        suites = available_suites()
+        if normalize(first) not in map(normalize, suites):
+            near = did_you_mean(first, [*commands, *suites])
+            ctx.fail(f"no command and no suite is named {first!r}{near}")
+    return ["run", *words]
 
 
 app = make_app("evalution", cls=_Program, help="Measure language models on any engine.")

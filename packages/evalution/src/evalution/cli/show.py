@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import shlex
 from collections.abc import Iterator
 from itertools import islice
@@ -13,6 +14,7 @@ from evalution.cli.errors import report_errors
 from evalution.cli.options import DebugOption, JsonOption
 from evalution.comparison.comparison import is_binary
 from evalution.results import RunResult, SampleResult, SuiteResult, to_json
+from evalution.runs.progress_file import read_progress
 from evalution.runs.reader import read_partial_suites, read_run
 from evalution.sample_columns import collect_columns
 from evalution.samples_file import SuiteSamples
@@ -69,9 +71,12 @@ def _show_run(run: RunResult) -> None:
 
 
 def _list_unfinished(run: RunResult) -> Iterator[str]:
+    state = None if run.folder is None else read_progress(run.folder, lost_s=math.inf)
     for suite in read_partial_suites(run):
         option, count = f"--samples {shlex.quote(suite.name)}", len(suite.stored_samples)
         have = "1 sample" if count == 1 else f"{count} samples"
+        if state is not None and state.suite == suite.name:
+            have = f"{count} of {state.suite_total} samples"
         yield f"{suite.name}: not finished, {have} so far; {option} shows them"
 
 

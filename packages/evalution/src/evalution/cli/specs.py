@@ -11,10 +11,10 @@ import typer
 from evalution.cli.errors import report_errors
 from evalution.cli.options import DebugOption, OutputFileOption, SpecArgument, write_text
 from evalution.redaction import mask_text
+from evalution.runs.judging import check_judges
 from evalution.runs.preflight import (
     EngineAndModel,
     check_capabilities,
-    check_judges,
     check_model,
     parse_tests,
 )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import webbrowser
-from threading import Timer
+from threading import Thread
 from typing import Annotated
 
 import typer
@@ -14,8 +14,6 @@ from evalution.hints import import_extra
 from evalution.report.view_page import render_view_page
 from evalution.user_input import parse_path
 from evalution.view.catalog import RunCatalog
-
-_OPEN_AFTER_S = 0.5
 
 
 def view(
@@ -48,5 +46,5 @@ def view(
                 shown = f"no run yet in {', '.join(map(str, named))}"
             print(f"{url} shows {shown}; Ctrl-C ends it", flush=True)
             if not no_browser:
-                Timer(_OPEN_AFTER_S, webbrowser.open, [url]).start()
+                Thread(target=webbrowser.open, args=[url], daemon=True).start()
             serve(catalog, render_view_page(), bound)

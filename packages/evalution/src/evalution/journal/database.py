@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import sqlite3
 import time
@@ -27,7 +28,7 @@ CREATE TABLE answers (
 CREATE UNIQUE INDEX answers_by_key ON answers (key, attempt);
 CREATE TABLE declared (section TEXT PRIMARY KEY, value TEXT NOT NULL);
 """
-_LAST = "SELECT max(number) FROM answers"
+LAST_NUMBER = "SELECT max(number) FROM answers"
 _SHARED_WAIT_S = 30.0
 _RETRY_S = 0.02
 _DAMAGE = frozenset({sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB})
@@ -179,11 +180,16 @@ def _make_tables(connection: sqlite3.Connection) -> None:
 
 
 def is_sound(connection: sqlite3.Connection, path: Path) -> bool:
-    """True if SQLite finds no damage in the file; closes the connection on any other error."""
+    """True if there is no damage in the file; closes the connection on any other error."""
     try:
         with journal_errors(path):
-            return connection.execute("PRAGMA integrity_check(1)").fetchall() == [("ok",)]
-    except DamagedJournalError:
+            if connection.execute("PRAGMA integrity_check(1)").fetchall() != [("ok",)]:
+                return False
+            # SQLite has no checksum: a flipped bit in a text is no damage to it.
+            for (text,) in connection.execute("SELECT value FROM declared"):
+                json.loads(text)
+            return True
+    except (DamagedJournalError, TypeError, ValueError, RecursionError):
         return False
     except BaseException:
         connection.close()
@@ -212,8 +218,8 @@ def _count_damaged(path: Path) -> int | None:
     try:
         with closing(sqlite3.connect(path, isolation_level=None)) as damaged:
             damaged.execute("PRAGMA locking_mode = EXCLUSIVE")  # or it makes files beside this one
-            return damaged.execute(_LAST).fetchone()[0]
-    except sqlite3.Error:
+            return damaged.execute(LAST_NUMBER).fetchone()[0]
+    except (sqlite3.Error, UnicodeDecodeError):
         return None
 
 
@@ -229,16 +235,22 @@ def journal_errors(path: Path) -> Generator[None]:
         yield
     except sqlite3.Error as error:
         raise to_journal_error(path, error) from error
+    except UnicodeDecodeError as error:  # SQLite's message quotes what is damaged
+        raise _make_damage_error(path, error) from error
+
+
+def _make_damage_error(path: Path, error: Exception) -> DamagedJournalError:
+    return DamagedJournalError(
+        f"the journal {path} is damaged ({error}); run the same again, which moves it aside "
+        "and computes its answers again"
+    )
 
 
 def to_journal_error(path: Path, error: sqlite3.Error) -> JournalError:
     """Return the error that SQLite's stands for, with what to do about it."""
     code = _primary_code(error)
     if code in _DAMAGE:
-        return DamagedJournalError(
-            f"the journal {path} is damaged ({error}); run the same again, which moves it aside "
-            "and computes its answers again"
-        )
+        return _make_damage_error(path, error)
     if code in _BUSY:
         return BusyJournalError(f"the journal {path} is in use by another process for too long")
     if code == sqlite3.SQLITE_FULL:

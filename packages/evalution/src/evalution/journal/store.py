@@ -16,6 +16,7 @@ from types import TracebackType
 from typing import Any, Self
 
 from evalution.journal.database import (
+    LAST_NUMBER,
     DamagedJournalError,
     JournalError,
     is_sound,
@@ -28,6 +29,7 @@ from evalution.journal.database import (
     to_journal_error,
     transaction,
 )
+from evalution.journal.write_ahead_log import find_last_row
 from evalution_core import ConfigurationError
 
 _COMMIT_S = 0.1
@@ -56,7 +58,7 @@ class Journal:
     def __init__(self, path: Path, connection: sqlite3.Connection, insert: str):
         self.path = path
         self.notice: str | None = None
-        """A sentence for the user about a damaged file that was moved aside."""
+        """A sentence for the user about damage, and how many answers it has cost."""
         self._connection = connection
         self._insert = insert
         self._lock = RLock()
@@ -86,7 +88,8 @@ class Journal:
     def open(cls, path: Path) -> Journal:
         """Open the journal of an earlier run, held by this process alone until `close`.
 
-        A damaged file is moved aside, an empty journal takes its place, and `notice` says so.
+        A damaged file is moved aside, an empty journal takes its place, and `notice` says so. So it
+        does of answers that a damaged write-ahead log has lost.
 
         Raises:
             ConfigurationError: it isn't there, is no journal, was written by a newer version, or is
@@ -94,13 +97,16 @@ class Journal:
         """
         if not path.is_file():
             raise ConfigurationError(f"there is no journal {path}")
+        logged = find_last_row(sqlite_files(path)[1], columns=7)
         try:
             connection = open_alone(path)
         except DamagedJournalError:
             connection = None
         if connection is not None:
             if is_sound(connection, path):
-                return cls(path, connection, _NEXT_ATTEMPT)
+                journal = cls(path, connection, _NEXT_ATTEMPT)
+                journal._note_lost(logged)
+                return journal
             connection.close()
         notice = move_aside(path)
         journal = cls.create(path)
@@ -228,6 +234,15 @@ class Journal:
         traceback: TracebackType | None,
     ) -> None:
         self.close()
+
+    def _note_lost(self, logged: int) -> None:
+        with journal_errors(self.path):
+            lost = logged - (self._connection.execute(LAST_NUMBER).fetchone()[0] or 0)
+        if lost > 0:
+            self.notice = (
+                f"the end of the write-ahead log of the journal {self.path} is damaged: {lost} "
+                f"answer{'s' * (lost > 1)} that it held must be computed again"
+            )
 
     def _commit_in_background(self) -> None:
         with self._lock:

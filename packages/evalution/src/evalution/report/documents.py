@@ -14,7 +14,7 @@ from evalution.view.documents import RunDetailDocument
 from evalution.view.labels import label_runs
 from evalution.view.runs import ViewedRun, describe_run, list_runs
 
-_BASELINES = 5
+_BASELINES = 20
 """Runs of a report beyond which only the first can be the baseline of a comparison."""
 _READ_AT_ONCE = 16 << 20
 
@@ -30,7 +30,7 @@ def make_documents(runs: Sequence[RunResult], samples_per_suite: int) -> Mapping
     listed = {found["id"]: found for found in list_runs(viewed)["runs"]}
     compared = {
         base.id: [
-            (run.id, compare_samples(base.samples, run.samples))
+            (run.id, compare_samples(base.samples, run.samples, with_texts=False))
             for run in viewed
             if run is not base
         ]

@@ -16,6 +16,7 @@ from evalution.report.documents import make_documents
 from evalution.report.fidelity import FidelityView, make_candidate_groups, make_fidelity_view
 from evalution.report.parity import ParityView, make_parity_view
 from evalution.report.view_page import render_page
+from evalution.result_file import replace_file
 from evalution.results import RunResult
 from evalution.runs.reader import read_run
 from evalution.runs.store import RESULTS
@@ -104,10 +105,8 @@ def write_report(
     file = parse_path(os.fspath(path))
     if not file.name:
         raise ConfigurationError(f"{str(path)!r} names no file for the report; name an --output")
-    draft = file.with_name(f"{file.name}.part")
     try:
-        draft.write_bytes(page)
-        os.replace(draft, file)
+        replace_file(file, page)
     except OSError as error:
         raise ConfigurationError(
             f"the report can't be written to {file}: {error.strerror}; name another --output"

@@ -34,11 +34,23 @@ def propose_columns(options: Iterable[str], columns: Iterable[str]) -> dict[str,
     return found if len(set(found.values())) == len(found) else None
 
 
+class MissingOptionsError(ConfigurationError):
+    """Options of a suite over rows are missing.
+
+    Attributes:
+        proposed: a column for each, or a placeholder where none is proposed.
+    """
+
+    def __init__(self, message: str, proposed: Mapping[str, str]):
+        super().__init__(message)
+        self.proposed = proposed
+
+
 def choose_columns(suite: str, options: Sequence[str], rows: RowSource) -> dict[str, str]:
     """The columns of `rows` for options that are missing, if a person says yes to them.
 
     Raises:
-        ConfigurationError: there is nobody to ask, who said no, or nothing to propose; with the
+        MissingOptionsError: there is nobody to ask, who said no, or nothing to propose; with the
             columns, and the line to write where one is proposed.
     """
     first = next(iter(rows), None)
@@ -48,8 +60,8 @@ def choose_columns(suite: str, options: Sequence[str], rows: RowSource) -> dict[
     needs = f"suite {suite} needs the option{'s' if len(options) > 1 else ''} {listed}"
     found = f"the columns of {rows.place} are {', '.join(columns) or 'none, as it has no rows'}"
     if proposed is None:
-        raise ConfigurationError(f"{needs}; {found}")
+        raise MissingOptionsError(f"{needs}; {found}", dict.fromkeys(options, "COLUMN"))
     line = ", ".join(f"{option}: {column}" for option, column in proposed.items())
     if not ask(f"{needs}; {found}; take {line}?"):
-        raise ConfigurationError(f"{needs}; {found}; write, if it fits: {line}")
+        raise MissingOptionsError(f"{needs}; {found}; write, if it fits: {line}", proposed)
     return proposed

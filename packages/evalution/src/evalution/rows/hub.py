@@ -63,6 +63,10 @@ _NAME = re.compile(
 )
 
 
+_CODE_BUILDERS = frozenset({"cache", "eval", "generator", "pandas", "spark", "sql"})
+"""Loaders of `datasets` that are no data sets: they unpickle, or run what they are given."""
+
+
 def open_rows(data: Data) -> HubRows | Rows:
     """The rows of a file, in memory, or of a data set on the Hub.
 
@@ -70,7 +74,7 @@ def open_rows(data: Data) -> HubRows | Rows:
     behind the name; the name may be a folder that `datasets` knows how to load.
 
     Raises:
-        ConfigurationError: the name has another form.
+        ConfigurationError: the name has another form, or is a loader's that runs code.
     """
     if not isinstance(data, str) or not data.startswith(HUB):
         return Rows(data)
@@ -79,6 +83,11 @@ def open_rows(data: Data) -> HubRows | Rows:
             f"{data} must name a data set and its split: {HUB}NAME:SPLIT, or "
             f"{HUB}NAME:CONFIG:SPLIT where it has several, such as {HUB}openai/gsm8k:main:test; a "
             "revision stands behind the name: NAME@REVISION"
+        )
+    if found["path"] in _CODE_BUILDERS:
+        raise ConfigurationError(
+            f"{data} names no data set but a loader that runs code; name a data set with its "
+            f"owner, such as {HUB}openai/gsm8k:main:test, or a file of rows"
         )
     return HubRows(found["path"], found["config"], found["split"], found["revision"])
 

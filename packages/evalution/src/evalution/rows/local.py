@@ -8,15 +8,17 @@ from __future__ import annotations
 import csv
 import json
 import os
+import zipfile
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import chain
 from pathlib import Path
 from shlex import quote
 from typing import Any, Protocol, cast
 
 from evalution.hints import import_extra
-from evalution.user_input import LARGEST, parse_path, path_errors
+from evalution.user_input import parse_path, path_errors
 from evalution_core import ConfigurationError
 from evalution_core.builtins import builtin_path
 from evalution_core.plugins import did_you_mean, nearest_name
@@ -25,6 +27,14 @@ BUILTIN = "builtin:"
 HUB = "hub:"
 Data = str | os.PathLike[str] | Sequence[Mapping[str, Any]]
 """A path, `builtin:<name>/<rows>`, `hub:<name>:<split>`, or the rows themselves."""
+LONGEST_LINE = 64 << 20
+"""Bytes of a line, and characters of a field of a table."""
+LARGEST_WHOLE_FILE = 1 << 30
+"""Bytes of a file that is read as a whole, a .json list or an unpacked workbook."""
+MOST_COLUMNS = 10_000
+"""Columns of a row."""
+DEEPEST_VALUE = 100
+"""Levels of lists and objects in one another that a column holds."""
 ENDINGS = ".jsonl, .json, .csv, .tsv, .xlsx, .xls, .ods or .parquet"
 """Of the files that rows are read from."""
 
@@ -213,47 +223,66 @@ def check_row(row: Row) -> Row:
     """`row` itself.
 
     Raises:
-        ConfigurationError: a text in it is none that can be encoded.
+        ConfigurationError: a text in it is none that can be encoded, or it goes over a limit.
     """
+    if len(row.columns) > MOST_COLUMNS:
+        raise ConfigurationError(
+            f"{row.place}: there are {len(row.columns)} columns, more than {MOST_COLUMNS}; put "
+            "those that belong together into one list"
+        )
     for column, value in row.columns.items():
         # Most columns are plain, and every row comes by here twice.
         is_plain = value.isascii() if type(value) is str else type(value) in _NO_TEXT
-        if not is_plain and _has_lone_surrogate(value):
-            raise ConfigurationError(
-                f"{row.place}: column {column!r} holds a lone surrogate, which is no valid text"
-            )
+        if not is_plain and (problem := _find_problem(value)):
+            raise ConfigurationError(f"{row.place}: column {column!r} {problem}")
     return row
 
 
 _NO_TEXT = frozenset({int, float, bool, type(None)})
 
 
-def _has_lone_surrogate(value: object) -> bool:
-    waiting = [value]
-    while waiting:
-        found = waiting.pop()
-        if isinstance(found, str):
-            if found.isascii():
-                continue
-            try:
-                found.encode()
-            except UnicodeEncodeError:
-                return True
-        elif isinstance(found, list | tuple):
-            waiting.extend(cast(Sequence[object], found))
-        elif isinstance(found, dict):
-            waiting.extend(cast(dict[object, object], found).values())
-    return False
+def _find_problem(value: object) -> str | None:
+    level, depth = [value], 0
+    while level:
+        members: list[object] = []
+        for found in level:
+            if isinstance(found, str) and not found.isascii():
+                try:
+                    found.encode()
+                except UnicodeEncodeError:
+                    return "holds a lone surrogate, which is no valid text"
+            elif isinstance(found, list | tuple):
+                members.extend(cast(Sequence[object], found))
+            elif isinstance(found, dict):
+                members.extend(cast(dict[object, object], found).values())
+        level, depth = members, depth + 1
+        if depth > DEEPEST_VALUE and level:
+            return f"is nested too deeply, over {DEEPEST_VALUE} levels"
+    return None
 
 
-def _decode_lines(path: Path) -> Iterator[str]:
+def _check_size(path: Path, size: int) -> None:
+    """Refuse a file that would fill the memory."""
+    if size > LARGEST_WHOLE_FILE:
+        raise ConfigurationError(
+            f"{path} holds {size} bytes, and is read as a whole up to {LARGEST_WHOLE_FILE}; make "
+            "a .jsonl file of it, which is read line by line"
+        )
+
+
+def decode_lines(path: Path) -> Iterator[str]:
     """The lines of a text file with their ends, without a byte order mark.
 
     Raises:
         ConfigurationError: it can't be read, or a line isn't UTF-8; names the line and the cure.
     """
     with path_errors(path), path.open("rb") as file:
-        for number, line in enumerate(file, start=1):
+        lines = iter(partial(file.readline, LONGEST_LINE + 1), b"")
+        for number, line in enumerate(lines, start=1):
+            if len(line) > LONGEST_LINE:
+                raise ConfigurationError(
+                    f"{path}, line {number} is longer than {LONGEST_LINE} bytes; a row is a line"
+                )
             try:
                 if b"\0" in line:
                     raise _make_encoding_error(path, number, "utf-16")
@@ -271,7 +300,7 @@ def _make_encoding_error(path: Path, number: int, likely: str) -> ConfigurationE
 
 def _jsonl_rows(path: Path) -> Iterator[Row]:
     index = 0
-    for number, line in enumerate(_decode_lines(path), start=1):
+    for number, line in enumerate(decode_lines(path), start=1):
         if line.strip():
             place = f"{path}, line {number}"
             yield check_row(Row(index, place, _json_object(path, number, line)))
@@ -279,8 +308,10 @@ def _jsonl_rows(path: Path) -> Iterator[Row]:
 
 
 def _json_rows(path: Path) -> Iterator[Row]:
+    with path_errors(path):
+        _check_size(path, path.stat().st_size)
     try:
-        found: object = json.loads("".join(_decode_lines(path)))
+        found: object = json.loads("".join(decode_lines(path)))
     except json.JSONDecodeError as error:
         raise ConfigurationError(
             f"{path}, line {error.lineno}, column {error.colno}: not JSON ({error.msg}); a .json "
@@ -306,8 +337,8 @@ def _csv_rows(path: Path) -> Iterator[Row]:
     Columns are parted by tabs in a .tsv file; in a .csv file by whichever of comma, semicolon and
     tab the header has most of.
     """
-    csv.field_size_limit(LARGEST)  # texts may be long; the limit is of the process
-    lines = _decode_lines(path)
+    csv.field_size_limit(LONGEST_LINE)  # the limit is of the process
+    lines = decode_lines(path)
     header = next(lines, "")
     delimiter = "\t" if path.suffix.lower() == ".tsv" else max(",;\t", key=header.count)
     reader = csv.reader(chain([header], lines), delimiter=delimiter, strict=True)
@@ -371,7 +402,7 @@ def _read_parquet(path: Path) -> Iterator[dict[str, Any]]:
         with parquet.ParquetFile(path) as file:
             for batch in file.iter_batches(batch_size=256):
                 yield from batch.to_pylist()
-    except (arrow.ArrowException, OSError) as error:
+    except (arrow.ArrowException, OSError, ValueError) as error:
         raise ConfigurationError(f"{path} can't be read as Parquet: {error}") from error
 
 
@@ -406,6 +437,9 @@ def _sheet_rows(path: Path) -> Iterator[Row]:
 def _read_sheet(path: Path) -> Iterable[Sequence[Any]]:
     calamine = import_extra("python_calamine", "excel", f"reading {path}", "python-calamine")
     try:
+        if zipfile.is_zipfile(path):
+            with zipfile.ZipFile(path) as archive:
+                _check_size(path, sum(member.file_size for member in archive.infolist()))
         with calamine.CalamineWorkbook.from_path(str(path)) as book:
             sheets = [book.get_sheet_by_name(name) for name in book.sheet_names]
             named = {sheet.name: sheet for sheet in sheets if sheet.total_height}
@@ -415,7 +449,7 @@ def _read_sheet(path: Path) -> Iterable[Sequence[Any]]:
                     "that is meant as a workbook or CSV file of its own"
                 )
             return [row for sheet in named.values() for row in sheet.to_python(False)]
-    except (calamine.CalamineError, OSError) as error:
+    except (calamine.CalamineError, zipfile.BadZipFile, OSError) as error:
         raise ConfigurationError(f"{path} can't be read as a workbook: {error}") from error
 
 

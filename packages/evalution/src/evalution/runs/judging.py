@@ -1,4 +1,4 @@
-"""The sessions of judges: each is loaded once for all suites whose answers it grades."""
+"""Judges of a run: their checks, and their sessions, each loaded once for all that it grades."""
 
 from __future__ import annotations
 
@@ -10,15 +10,61 @@ from evalution.environment import make_engine_record
 from evalution.journal.records import AnswerBase
 from evalution.results import SuiteResult
 from evalution.runs.options import RunOptions
+from evalution.runs.preflight import check_capabilities, check_engine, check_model
+from evalution.runs.reader import read_run
 from evalution.runs.session import SessionHolder
 from evalution.runs.store import make_run_answer_base
+from evalution.samples_file import SuiteSamples
 from evalution.suites.generation_suite import GenerationSuite
 from evalution.suites.grading_suite import GradingSuite
 from evalution.suites.judge import Judge
-from evalution_core import BaseInferenceSession
+from evalution.suites.suite import AnySuite
+from evalution_core import BaseInferenceSession, ConfigurationError
+from evalution_core.plugins import did_you_mean
 
 Graded = tuple[GenerationSuite, SuiteResult]
 """A finished suite and its result."""
+
+
+def check_judges(suites: Iterable[AnySuite]) -> None:
+    """Check engine and model of each judge, as those of the run.
+
+    Raises:
+        ConfigurationError: an option of the engine, or the model's path.
+        UnsupportedRequestError: the engine can't do what the rubric needs.
+    """
+    for suite in suites:
+        if isinstance(suite, GenerationSuite) and (judge := suite.judge) is not None:
+            engine = check_engine(judge.engine)
+            read_baseline(judge, suite)
+            grading = GradingSuite(judge=judge, suite=suite)
+            whose = f"of the judge's engine {type(engine).__name__}"
+            check_capabilities([grading], engine.capabilities, whose)
+            try:
+                check_model(judge.model, engine)
+            except ConfigurationError as error:
+                error.args = (f"suite {grading.title!r}: {error}",)
+                raise
+
+
+def read_baseline(judge: Judge, suite: AnySuite) -> SuiteSamples | None:
+    """Return the samples of the suite in the judge's `baseline_run`; None without one.
+
+    Raises:
+        ConfigurationError: the folder holds no run, or none of the suite; or no samples of it.
+    """
+    if judge.baseline_run is None:
+        return None
+    run = read_run(judge.baseline_run)
+    found = next((one for one in run.suites if one.name == suite.title), None)
+    if found is None or not (samples := found.stored_samples):
+        names = [one.name for one in run.suites]
+        raise ConfigurationError(
+            f"the judge's baseline_run {judge.baseline_run} has no samples of a suite "
+            f"{suite.title!r}{did_you_mean(suite.title, names)} "
+            f"(finished suites: {', '.join(names) or 'none'})"
+        )
+    return samples
 
 
 def group_by_judge(finished: Iterable[Graded]) -> Iterator[tuple[Judge, list[Graded]]]:
@@ -79,6 +125,7 @@ class JudgeSession:
             judge=suite.judge,
             suite=suite,
             answers=answers.stored_samples,
+            baseline=read_baseline(suite.judge, suite),
             record={name: self._record[name] for name in known},
         )
         self._holder.prepare(grading)

@@ -9,7 +9,6 @@ from typing import Any
 
 from evalution.error_boundary import wrap_errors
 from evalution.suites.generation_suite import GenerationSuite
-from evalution.suites.grading_suite import GradingSuite
 from evalution.suites.judge import Judge
 from evalution.suites.suite import AnySuite, expand_suites
 from evalution.user_input import find_count_problem, format_value, parse_path, path_errors
@@ -158,26 +157,6 @@ def check_capabilities(
 def find_judge(suite: AnySuite) -> Judge | None:
     """Return the judge that grades a suite's answers, if it has one."""
     return suite.judge if isinstance(suite, GenerationSuite) else None
-
-
-def check_judges(suites: Iterable[AnySuite]) -> None:
-    """Check engine and model of each judge, as those of the run.
-
-    Raises:
-        ConfigurationError: an option of the engine, or the model's path.
-        UnsupportedRequestError: the engine can't do what the rubric needs.
-    """
-    for suite in suites:
-        if isinstance(suite, GenerationSuite) and (judge := suite.judge) is not None:
-            engine = check_engine(judge.engine)
-            grading = GradingSuite(judge=judge, suite=suite)
-            whose = f"of the judge's engine {type(engine).__name__}"
-            check_capabilities([grading], engine.capabilities, whose)
-            try:
-                check_model(judge.model, engine)
-            except ConfigurationError as error:
-                error.args = (f"suite {grading.title!r}: {error}",)
-                raise
 
 
 def parse_tests(tests: object) -> Sequence[AnySuite]:

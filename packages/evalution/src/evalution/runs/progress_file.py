@@ -10,12 +10,13 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass
 from functools import cache
 from pathlib import Path
-from threading import Event, Thread
+from threading import Event, Lock, Thread
 from typing import Any
 
 from pydantic import TypeAdapter, ValidationError
 
 from evalution.progress import Progress, Running
+from evalution.redaction import mask_text
 from evalution.results import to_json
 
 PROGRESS = "progress.json"
@@ -30,9 +31,11 @@ class RunState:
 
     `total` is None where not all suites are known before. `rate` counts samples a second in the
     suite at hand, without those that an earlier run had answered; `left_s` is the time that the
-    whole run needs at the rates so far. `running` is the suite's main metric so far.
+    whole run needs at the rates so far. `running` is the suite's main metric so far. `loading` has
+    the names of the model and the engine while the model is loaded and identified.
     """
 
+    loading: tuple[str, str] | None = None
     suite: str | None = None
     suite_done: int = 0
     suite_total: int = 0
@@ -47,11 +50,14 @@ class RunState:
     running: Running = None
 
 
-def read_progress(folder: Path) -> RunState | None:
-    """Return the state of the run that goes on in a folder; None if none does."""
+def read_progress(folder: Path, lost_s: float = _LOST_S) -> RunState | None:
+    """Return the state of the run that goes on in a folder; None if none does.
+
+    A killed run leaves its last state, which is returned for `lost_s` seconds.
+    """
     file = folder / PROGRESS
     try:
-        if time.time() - file.stat().st_mtime > _LOST_S:
+        if time.time() - file.stat().st_mtime > lost_s:
             return None
         return _make_reader().validate_python(json.loads(file.read_bytes()))
     except (OSError, ValueError, ValidationError):  # gone meanwhile, or half of it
@@ -74,6 +80,7 @@ class ProgressFile(Progress):
         self._file: Path | None = None
         self._end = Event()
         self._thread: Thread | None = None
+        self._lock = Lock()
         self._state = RunState()
         self._totals: Sequence[int] = ()
         self._suites_before = self._done_before = self._failed_before = 0
@@ -121,6 +128,8 @@ class ProgressFile(Progress):
         self._shown.rows_checked()
 
     def model_loading(self, model: str, engine: str) -> None:
+        self._state.loading = mask_text(model), mask_text(engine)
+        self._write()
         self._shown.model_loading(model, engine)
 
     def model_ready(self, seconds: float) -> None:
@@ -130,6 +139,7 @@ class ProgressFile(Progress):
         self._shown.model_failed()
 
     def suite_started(self, name: str, total: int) -> None:
+        self._state.loading = None
         self._state.suite, self._state.suite_total = name, total
         self._state.suite_done, self._state.running = 0, None
         self._cached = self._tokens = 0
@@ -182,6 +192,6 @@ class ProgressFile(Progress):
             return
         draft = file.with_suffix(".part")
         found: dict[str, Any] = asdict(self.read())
-        with suppress(OSError):
+        with self._lock, suppress(OSError):
             draft.write_bytes(to_json(found).encode())
             os.replace(draft, file)

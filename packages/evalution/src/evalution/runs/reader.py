@@ -13,7 +13,7 @@ from evalution.results import SCHEMA_VERSION, RunResult, SuiteResult
 from evalution.runs.store import JOURNAL, RESULTS
 from evalution.sample_columns import SampleColumns, collect_columns
 from evalution.samples_file import SAMPLES, SamplesReader, SuiteSamples
-from evalution.user_input import parse_path, path_errors, read_result_file
+from evalution.user_input import DamagedResultError, parse_path, path_errors, read_result_file
 from evalution_core import ConfigurationError
 
 _RUNS_SHOWN = 3
@@ -32,7 +32,15 @@ def read_run(path: str | os.PathLike[str]) -> RunResult:
             a newer version, or was written by something else.
     """
     file = _find_results_file(parse_path(os.fspath(path)))
-    result = _parse_result(file)
+    try:
+        result = _parse_result(file)
+    except DamagedResultError as error:
+        if file.with_name(JOURNAL).is_file():
+            error.add_note(
+                f"hint: `evalution run SPEC --output {file.parent}` with the run's spec writes it "
+                "again; what is in the journal isn't computed again"
+            )
+        raise
     result.folder = file.parent
     samples = file.with_name(SAMPLES)
     for suite in result.suites if samples.is_file() else ():
@@ -70,9 +78,9 @@ def _parse_result(file: Path) -> RunResult:
     try:
         result = RunResult.from_dict(found)
     except ValidationError as error:
-        raise ConfigurationError(f"{file} is damaged: {_format_problems(error)}") from None
+        raise DamagedResultError(f"{file} is damaged: {_format_problems(error)}") from None
     if missing := [name for name in result.to_dict() if name not in found]:
-        raise ConfigurationError(f"{file} is damaged: {missing[0]}: the field is missing")
+        raise DamagedResultError(f"{file} is damaged: {missing[0]}: the field is missing")
     return result
 
 

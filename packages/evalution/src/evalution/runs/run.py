@@ -18,13 +18,12 @@ from evalution.progress import Progress
 from evalution.redaction import mask_text, mask_value
 from evalution.results import RunResult, SuiteResult
 from evalution.runs.backend import ModelBackend, resolve_model
-from evalution.runs.judging import JudgeSession, group_by_judge
+from evalution.runs.judging import JudgeSession, check_judges, group_by_judge
 from evalution.runs.known_answers import KnownAnswers
 from evalution.runs.options import FailurePolicy, OnError, RunOptions
 from evalution.runs.preflight import (
     check_capabilities,
     check_engine,
-    check_judges,
     check_model,
     check_session,
     find_judge,

@@ -15,6 +15,7 @@ from evalution.environment import SCORING_POLICY, find_answering_engine
 from evalution.journal.records import AnswerBase, make_answer_base
 from evalution.journal.store import Journal
 from evalution.redaction import mask_value
+from evalution.result_file import replace_file
 from evalution.results import RunResult, SampleResult, SuiteResult, to_json
 from evalution.runs.known_answers import KnownAnswers
 from evalution.runs.options import DefaultFolder, RunOptions, parse_output
@@ -93,11 +94,10 @@ class RunFolder:
         return self._samples
 
     def write_results(self, result: RunResult) -> None:
-        """Replace `results.json`; a reader sees the old file or the new one, never a part."""
-        draft = self.path / f"{RESULTS}.part"
+        """Replace `results.json`, whole or not at all."""
         with write_errors(self.path):
-            draft.write_bytes((to_json(result.to_dict(), indent=2) + "\n").encode())
-            os.replace(draft, self.path / RESULTS)
+            text = to_json(result.to_dict(), indent=2) + "\n"
+            replace_file(self.path / RESULTS, text.encode())
 
     def close(self) -> None:
         """Close the files. Idempotent."""

@@ -14,11 +14,11 @@ from functools import cache
 from typing import Any, NamedTuple, cast
 
 from evalution.hints import import_extra
+from evalution.scoring.patterns import count_matches, find_match
 from evalution_core import ConfigurationError
 from evalution_core.plugins import did_you_mean
 
 PURPOSE = "suite ifeval"
-_IGNORE_CASE = re.IGNORECASE
 _OPTIONS = ("My answer is yes.", "My answer is no.", "My answer is maybe.")
 _FENCES = ("```json", "```Json", "```JSON", "```")
 
@@ -97,15 +97,15 @@ _RELATIONS: dict[str, Callable[[int, int], bool]] = {
 
 
 def _has_keywords(answer: str, keywords: Sequence[str]) -> bool:
-    return all(re.search(word, answer, _IGNORE_CASE) for word in keywords)
+    return all(find_match(word, answer, ignore_case=True) for word in keywords)
 
 
 def _has_no_keywords(answer: str, keywords: Sequence[str]) -> bool:
-    return not any(re.search(rf"\b{word}\b", answer, _IGNORE_CASE) for word in keywords)
+    return not any(find_match(rf"\b{word}\b", answer, ignore_case=True) for word in keywords)
 
 
 def _repeats_keyword(answer: str, keyword: str, count: int, relation: str) -> bool:
-    found = sum(1 for _ in re.finditer(keyword.strip(), answer, _IGNORE_CASE))
+    found = count_matches(keyword.strip(), answer, ignore_case=True)
     return _RELATIONS[relation](found, count)
 
 
@@ -167,7 +167,8 @@ def _has_placeholders(answer: str, count: int) -> bool:
 
 def _has_postscript(answer: str, marker: str) -> bool:
     spelt = {"P.P.S": r"p\.\s?p\.\s?s", "P.S.": r"p\.\s?s\."}
-    return bool(re.search(spelt.get(marker.strip(), marker.strip().lower()), answer.lower()))
+    pattern = spelt.get(marker.strip(), marker.strip().lower())
+    return find_match(pattern, answer.lower()) is not None
 
 
 def _has_bullets(answer: str, count: int) -> bool:
@@ -186,7 +187,7 @@ def _has_highlights(answer: str, count: int) -> bool:
 
 
 def _has_sections(answer: str, mark: str, count: int) -> bool:
-    return len(re.findall(rf"\s?{mark.strip()}\s?\d+\s?", answer)) >= count
+    return count_matches(rf"\s?{mark.strip()}\s?\d+\s?", answer) >= count
 
 
 def _is_json(answer: str) -> bool:

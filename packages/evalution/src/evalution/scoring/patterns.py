@@ -14,6 +14,8 @@ from evalution_core import ConfigurationError
 
 TIME_LIMIT_S = 5.0
 """Processor time of the process that a pattern may take on one text."""
+LONGEST_TEXT = 16 << 20
+"""Characters of what replacements may make of a text."""
 
 
 def check_pattern(owner: str, pattern: str) -> re.Pattern[str]:
@@ -24,35 +26,76 @@ def check_pattern(owner: str, pattern: str) -> re.Pattern[str]:
     """
     try:
         return re.compile(pattern)
-    except (re.error, OverflowError, RecursionError) as error:
+    except (re.error, OverflowError, RecursionError, ValueError) as error:
         raise ConfigurationError(
             f"{owner}: {pattern!r} is no regular expression: {error}"
         ) from None
 
 
-def find_match(pattern: str, text: str, *, last: bool = False) -> re.Match[str] | None:
+def find_match(
+    pattern: str, text: str, *, last: bool = False, ignore_case: bool = False
+) -> re.Match[str] | None:
     """The first match of a pattern in a text, or the last one.
 
     Raises:
         TimeoutError: it takes longer than `TIME_LIMIT_S`; names the pattern.
+        ValueError: it is a regular expression to `re` alone.
     """
     with _name_pattern(pattern, text):
         if not last:
-            return _compile(pattern).search(text, timeout=TIME_LIMIT_S)
+            return _compile(pattern, ignore_case).search(text, timeout=TIME_LIMIT_S)
         matches = _compile(pattern).finditer(text, timeout=TIME_LIMIT_S)
         return next(iter(deque(matches, maxlen=1)), None)
 
 
-def replace_matches(pattern: str, by: str, text: str) -> str:
-    """The text with every match replaced; errors as `find_match`."""
+def count_matches(pattern: str, text: str, *, ignore_case: bool = False) -> int:
+    """The number of matches that don't overlap; errors as `find_match`."""
     with _name_pattern(pattern, text):
-        return _compile(pattern).sub(by, text, timeout=TIME_LIMIT_S)
+        found = _compile(pattern, ignore_case).finditer(text, timeout=TIME_LIMIT_S)
+        return sum(1 for _ in found)
+
+
+def replace_matches(pattern: str, by: str, text: str) -> str:
+    """The text with every match replaced.
+
+    Raises:
+        TimeoutError: as `find_match`.
+        ValueError: as `find_match`, or the replacements have more than `LONGEST_TEXT` characters.
+    """
+    size = 0
+    library = import_module("regex")
+
+    def expand(match: re.Match[str]) -> str:
+        nonlocal size
+        try:
+            made = match.expand(by)
+        except (library.error, IndexError) as error:
+            raise ValueError(
+                f"{by!r} can't replace a match of {pattern!r} to the library `regex`: {error}"
+            ) from None
+        size += len(made)
+        if size > LONGEST_TEXT:
+            raise ValueError(
+                f"replacing {pattern!r} by {by[:60]!r} makes more than {LONGEST_TEXT} characters "
+                f"of a text of {len(text)}; a replacement should be shorter than what it replaces"
+            )
+        return made
+
+    with _name_pattern(pattern, text):
+        return _compile(pattern).sub(expand, text, timeout=TIME_LIMIT_S)
 
 
 @lru_cache(maxsize=256)
-def _compile(pattern: str) -> Any:
+def _compile(pattern: str, ignore_case: bool = False) -> Any:
     # Python's re can't be stopped. Most runs have no pattern: the import waits for the first.
-    return import_module("regex").compile(pattern)
+    library = import_module("regex")
+    try:
+        return library.compile(pattern, library.IGNORECASE if ignore_case else 0)
+    except (library.error, OverflowError, RecursionError) as error:
+        raise ValueError(
+            f"{pattern!r} is no regular expression to the library `regex`: {error}; put a "
+            "backslash before a brace or bracket of the text itself"
+        ) from None
 
 
 @contextmanager

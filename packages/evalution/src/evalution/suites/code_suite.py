@@ -11,6 +11,7 @@ from typing import Annotated, ClassVar
 from pydantic import Field
 
 from evalution.rows.local import Row
+from evalution.scoring.container import DEFAULT_IMAGE
 from evalution.scoring.filters import Filter
 from evalution.scoring.metrics import Mean, Measure, Metric, Score
 from evalution.scoring.sandbox import Execution, Limits, check_execution, run_program
@@ -38,9 +39,13 @@ class CodeSuite(GenerationSuite):
         Execution | None,
         Field(
             description="Permission to run the answers: sandbox in a locked process or not at all, "
-            "partial with the locks that this system has; None refuses."
+            "partial with the locks that this system has, docker or podman in a container each; "
+            "None refuses."
         ),
     ] = None
+    container_image: Annotated[
+        str, Field(description="Image of the containers, with a Python; it is never pulled.")
+    ] = DEFAULT_IMAGE
     time_limit_s: Annotated[
         float, Field(gt=0, le=3600, description="Wall seconds that one program may take.")
     ] = 3.0
@@ -66,6 +71,10 @@ class CodeSuite(GenerationSuite):
         """Return the code that stands before an answer."""
         ...
 
+    def find_code(self, answer: str) -> str:
+        """Return the code in an answer: all of it, unless a suite says otherwise."""
+        return answer
+
     def check_options(self) -> None:
         super().check_options()
         if max(self.k) > self.num_samples:
@@ -84,7 +93,7 @@ class CodeSuite(GenerationSuite):
         return {f"pass@{k}": Mean() for k in self.k}
 
     def samples(self, limit: int | None = None) -> Iterator[AnswerSample]:
-        check_execution(self.execute)
+        check_execution(self.execute, self.container_image)
         yield from super().samples(limit)
 
     def sample(self, fewshot: FewshotRow) -> AnswerSample:
@@ -108,11 +117,11 @@ class CodeSuite(GenerationSuite):
         return Score(measures, scores[0].prediction, found, list(remarks))
 
     def grade_answer(self, sample: AnswerSample, text: str, answer: str) -> Score:
-        unlocked = check_execution(self.execute)
+        unlocked = check_execution(self.execute, self.container_image)
         assert self.execute is not None
-        limits = Limits(self.time_limit_s, self.memory_limit_mb << 20)
+        limits = Limits(self.time_limit_s, self.memory_limit_mb << 20, self.container_image)
         head = self.head_text(sample.row) + self._find_indent(text)
-        program = f"{head}{answer}\n{sample.expected}"
+        program = f"{head}{self.find_code(answer)}\n{sample.expected}"
         verdict = run_program(program, limits, self.execute)
         remarks = [f"ran without a lock on {', nor '.join(unlocked)}"] if unlocked else []
         return Score({}, text, {"tests": verdict.detail}, remarks)
@@ -123,6 +132,18 @@ class CodeSuite(GenerationSuite):
             return ""
         behind = text.partition(self.think_end_token)[2]
         return behind[: len(behind) - len(behind.lstrip())].rpartition("\n")[2]
+
+
+_FENCE = "```"
+
+
+def find_code_block(text: str) -> str:
+    """Return what the first fences of a text enclose, to its end where they aren't closed.
+
+    A text without a fence is code as a whole.
+    """
+    _, fence, rest = text.partition(_FENCE)
+    return rest.partition("\n")[2].partition(_FENCE)[0] if fence else text
 
 
 def estimate_pass(answers: int, right: int, k: int) -> float:

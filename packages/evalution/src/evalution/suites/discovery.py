@@ -14,7 +14,7 @@ from pkgutil import iter_modules
 from evalution.error_boundary import wrap_errors
 from evalution.hints import LM_EVAL, LM_EVAL_HINT, SUITE_ALIASES, SUITE_HINTS, note_working_folder
 from evalution.suites.suite import AnySuite, Suite, SuiteDeclaration, SuiteSet
-from evalution.user_input import is_code_allowed, parse_path, path_errors
+from evalution.user_input import check_code_permission, parse_path, path_errors
 from evalution_core import ConfigurationError
 from evalution_core.plugins import PluginRegistry, did_you_mean, nearest_name, normalize
 
@@ -56,11 +56,7 @@ def _load_from_file(path: Path, class_name: str) -> type[SuiteDeclaration]:
             near = nearest_name(path.name, (file.name for file in path.parent.glob("*.py")))
             hint = f"; did you mean {near!r}?" if near else ""
             raise ConfigurationError(f"there is no file {path}{hint}")
-    if not is_code_allowed():
-        raise ConfigurationError(
-            f"{path} is code, which could do whatever you can; read it, and if you trust it, add "
-            "--allow-code to the command (in Python: `with evalution.user_input.allow_code():`)"
-        )
+    check_code_permission(str(path))
     digest = blake2b(os.fsencode(path.absolute()), digest_size=4).hexdigest()
     name = f"evalution_suite_file_{path.stem}_{digest}"
     spec = spec_from_file_location(name, path)

@@ -20,7 +20,7 @@ from evalution.scoring.metrics import (
 from evalution.suites.generation_suite import AnswerSample, GenerationSuite
 from evalution.suites.judge import Judge
 from evalution.suites.suite import Sample, Suite
-from evalution_core import Capability, GenerationOutput
+from evalution_core import Capability, ConfigurationError, GenerationOutput
 from evalution_core.kinds import RequestKind
 
 JUDGED = "judged"
@@ -39,11 +39,11 @@ class GradedSample(Sample):
 class GradingSuite(Suite[GradedSample, GenerationOutput]):
     """A judge's grades of the answers of a suite that is finished.
 
-    `judge` is the mean worth of its verdicts; with a baseline, `win_rate` is, and
-    `position_changed` the share of rows whose verdict changed with the order of the two answers,
-    which count as ties. Where rows have a person's verdict, `agreement` is the share that the judge
-    agrees with, and `kappa` Cohen's. A verdict that can't be read fails its row, which then counts
-    in none of them.
+    `judge` is the mean worth of its verdicts; where answers are compared in pairs, `win_rate` is,
+    and `position_changed` the share of rows whose verdict changed with the order of the two
+    answers, which count as ties. Rows that a `baseline_run` has no answer to aren't graded. Where
+    rows have a person's verdict, `agreement` is the share that the judge agrees with, and `kappa`
+    Cohen's. A verdict that can't be read fails its row, which then counts in none of them.
     """
 
     request_kind = RequestKind.GENERATION
@@ -51,6 +51,7 @@ class GradingSuite(Suite[GradedSample, GenerationOutput]):
     judge: Judge
     suite: GenerationSuite
     answers: SuiteSamples | None = None
+    baseline: SuiteSamples | None = None
     record: Mapping[str, Any] = field(default_factory=dict[str, Any])
 
     @property
@@ -75,7 +76,7 @@ class GradingSuite(Suite[GradedSample, GenerationOutput]):
     def make_metrics(self) -> Mapping[str, Metric]:
         worth = Mean(failed=None, largest=self.judge.range[1])
         shares = Mean(failed=None)
-        pairs = self.judge.baseline is not None
+        pairs = self.judge.has_pairs
         return {
             "win_rate" if pairs else "judge": worth,
             **({"position_changed": Mean(higher_is_better=False, failed=None)} if pairs else {}),
@@ -88,14 +89,15 @@ class GradingSuite(Suite[GradedSample, GenerationOutput]):
         samples, again = tee(self.suite.samples(limit))
         answers = self.answers.at(sample.index for sample in again)
         for sample, answer in zip(samples, answers, strict=True):
-            if answer.error is None:
-                yield self._make_sample(sample, answer)
+            other = None if self.baseline is None else _find_answer(self.baseline, sample)
+            if answer.error is None and (self.baseline is None or other is not None):
+                yield self._make_sample(sample, answer, other or "")
 
     def score(self, sample: GradedSample, answers: Sequence[GenerationOutput]) -> Score:
         read = [self.judge.read_verdict(answer.text) for answer in answers]
         verdicts, worths = zip(*read, strict=True)
         worth, measures = worths[0], dict[str, Measure | None]()
-        if self.judge.baseline is not None:
+        if self.judge.has_pairs:
             ends = sum(self.judge.range)
             is_stable = worths[0] == ends - worths[1]
             worth = worths[0] if is_stable else ends / 2
@@ -110,8 +112,8 @@ class GradingSuite(Suite[GradedSample, GenerationOutput]):
             extracted[name] = answer.text
         return Score(measures, sample.prediction, extracted)
 
-    def _make_sample(self, sample: AnswerSample, answer: SampleResult) -> GradedSample:
-        prediction = str(answer.extracted.get("answer", answer.prediction or ""))
+    def _make_sample(self, sample: AnswerSample, answer: SampleResult, other: str) -> GradedSample:
+        prediction = _read_answer(answer)
         texts = {
             "prompt": _to_text(sample.prompt),
             "target": sample.target,
@@ -121,10 +123,31 @@ class GradingSuite(Suite[GradedSample, GenerationOutput]):
             sample.index,
             sample.prompt,
             sample.target,
-            self.judge.make_requests(sample.row, texts),
+            self.judge.make_requests(sample.row, texts, other),
             prediction,
             self.judge.read_label(sample.row),
         )
+
+
+def _find_answer(samples: SuiteSamples, asked: AnswerSample) -> str | None:
+    """Return another run's answer to a row; None if it has none.
+
+    Raises:
+        ConfigurationError: the row of that number is another one there.
+    """
+    if asked.index not in samples:
+        return None
+    found = next(iter(samples.at([asked.index])))
+    if found.target != asked.target:
+        raise ConfigurationError(
+            f"row {asked.index} of the judge's baseline_run is another row: its target there is "
+            f"{found.target!r}, here {asked.target!r}"
+        )
+    return None if found.error is not None else _read_answer(found)
+
+
+def _read_answer(sample: SampleResult) -> str:
+    return str(sample.extracted.get("answer", sample.prediction or ""))
 
 
 def _to_text(prompt: str | Sequence[Mapping[str, Any]]) -> str:

@@ -70,8 +70,9 @@ class Judge:
     what stands in their place is put in as it is. `pattern` reads the verdict from the judge's
     answer, the last match if there are several. `scale` has the worth of each verdict, or is the
     least and the largest number that the judge may give. With a `baseline`, a column with another
-    answer, the rubric compares `{first}` and `{second}`, is asked in both orders, and the scale has
-    the worth of the verdict for the first; a verdict that changes with the order is a tie.
+    answer, or a `baseline_run`, the folder of another run of the suite, the rubric compares
+    `{first}` and `{second}`, is asked in both orders, and the scale has the worth of the verdict
+    for the first; a verdict that changes with the order is a tie.
     """
 
     declared_as: ClassVar[str] = "judge"
@@ -101,6 +102,10 @@ class Judge:
         str | None,
         Field(description="Column with another answer, to compare with in both orders."),
     ] = None
+    baseline_run: Annotated[
+        str | None,
+        Field(description="Folder of another run of the suite, whose answers to compare with."),
+    ] = None
     label: Annotated[
         str | None,
         Field(description="Column with a person's verdict, for agreement; empty where none is."),
@@ -116,7 +121,11 @@ class Judge:
         validate_options(self)
         _ = self._reader
         columns = self.template.columns
-        for name in ("first", "second") if self.baseline else ("prediction",):
+        if self.baseline is not None and self.baseline_run is not None:
+            raise ConfigurationError(
+                "the judge's baseline is a column and baseline_run a run's folder; take one"
+            )
+        for name in ("first", "second") if self.has_pairs else ("prediction",):
             if name not in columns:
                 raise ConfigurationError(
                     f"the judge's rubric doesn't show {{{name}}}, so it can't judge it"
@@ -135,9 +144,14 @@ class Judge:
             )
 
     @property
+    def has_pairs(self) -> bool:
+        """True if each answer is compared with another one."""
+        return self.baseline is not None or self.baseline_run is not None
+
+    @property
     def template(self) -> Template:
         """The rubric as it is filled in."""
-        rubric = self.rubric or (PAIR_RUBRIC if self.baseline else RUBRIC)
+        rubric = self.rubric or (PAIR_RUBRIC if self.has_pairs else RUBRIC)
         return parse_template(rubric, "the judge's rubric")
 
     @property
@@ -150,19 +164,23 @@ class Judge:
         """Capabilities that the judge's engine needs."""
         return frozenset({Capability.CHAT if self.apply_chat_template else Capability.GENERATE})
 
-    def make_requests(self, row: Row, texts: Mapping[str, str]) -> list[GenerationRequest]:
+    def make_requests(
+        self, row: Row, texts: Mapping[str, str], other: str = ""
+    ) -> list[GenerationRequest]:
         """The requests that grade an answer: one, or with a baseline one for either order.
 
         Args:
             row: the row, whose columns the rubric may show.
             texts: `prompt`, `target` and `prediction`, which stand before columns of that name.
+            other: the answer of `baseline_run`.
 
         Raises:
             ConfigurationError: the row lacks a column.
         """
         shown = [dict(texts)]
-        if self.baseline is not None:
-            pair = [texts["prediction"], row.text(self.baseline)]
+        if self.has_pairs:
+            second = other if self.baseline is None else row.text(self.baseline)
+            pair = [texts["prediction"], second]
             shown = [
                 {**texts, "first": first, "second": second} for first, second in (pair, pair[::-1])
             ]
@@ -242,7 +260,7 @@ class Judge:
     def _worths(self) -> Mapping[str, float]:
         """The worth of each verdict; empty where a verdict is a number."""
         if self.scale is None:
-            return _PAIR_SCALE if self.baseline else _SCALE
+            return _PAIR_SCALE if self.has_pairs else _SCALE
         return self.scale if isinstance(self.scale, Mapping) else {}
 
     @property

@@ -9,13 +9,14 @@ from pathlib import Path
 
 from evalution.runs.progress_file import read_progress
 from evalution.runs.reader import read_run
-from evalution.runs.store import RESULTS
+from evalution.runs.store import JOURNAL, RESULTS
 from evalution.samples_file import SAMPLES, SamplesTail
 from evalution.user_input import path_errors
-from evalution.view.runs import UnreadableRun, ViewedRun
+from evalution.view.runs import UnreadableRun, ViewedRun, make_new_run
 from evalution_core import ConfigurationError
 from evalution_core.plugins import did_you_mean
 
+_Stamp = tuple[int, int, int] | None
 _READ_AT_ONCE = 16 << 20
 """Bytes of an unfinished suite that one look reads at most; the next goes on from there."""
 
@@ -33,7 +34,7 @@ def find_runs(folder: Path) -> Iterator[Path]:
                 "with `evalution run`"
             )
         for path, folders, files in os.walk(folder):
-            if RESULTS in files:
+            if RESULTS in files or JOURNAL in files:
                 folders.clear()
                 yield Path(path)
             folders[:] = sorted(name for name in folders if not name.startswith("."))
@@ -41,9 +42,9 @@ def find_runs(folder: Path) -> Iterator[Path]:
 
 @dataclass(slots=True)
 class _Entry:
-    """A run as it was last read; `stamp` is of the file of its results."""
+    """A run as it was last read; `stamp` is of the file of its results, None without one."""
 
-    stamp: tuple[int, int, int]
+    stamp: _Stamp
     run: ViewedRun | UnreadableRun
     tail: SamplesTail | None = None
 
@@ -99,8 +100,9 @@ class RunCatalog:
     def _read(self, run: str, path: Path) -> ViewedRun | UnreadableRun:
         entry = self._entries.get(run)
         try:
-            file = (path / RESULTS).stat()
-            stamp = (file.st_ino, file.st_mtime_ns, file.st_size)
+            stamp = _read_stamp(path / RESULTS)
+            if stamp is None and (state := read_progress(path)) is not None:
+                return make_new_run(run, state)
             if entry is None or entry.stamp != stamp:
                 entry = self._entries[run] = _read_entry(run, path, stamp)
             if isinstance(entry.run, ViewedRun) and entry.tail is not None:
@@ -112,7 +114,15 @@ class RunCatalog:
         return entry.run
 
 
-def _read_entry(run: str, path: Path, stamp: tuple[int, int, int]) -> _Entry:
+def _read_stamp(file: Path) -> _Stamp:
+    try:
+        found = file.stat()
+    except FileNotFoundError:
+        return None
+    return found.st_ino, found.st_mtime_ns, found.st_size
+
+
+def _read_entry(run: str, path: Path, stamp: _Stamp) -> _Entry:
     try:
         result = read_run(path)
     except ConfigurationError as error:

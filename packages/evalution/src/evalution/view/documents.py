@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal, TypedDict
 
-RunStatus = Literal["running", "finished", "interrupted", "failed"]
+RunStatus = Literal["loading", "running", "finished", "interrupted", "failed"]
 """A run whose process is gone before its end counts as interrupted."""
 Which = Literal["all", "wrong", "right", "failed", "flipped"]
 """Choice of samples; `flipped` needs a run to compare with."""
@@ -22,7 +22,8 @@ class ScoreDocument(TypedDict):
 
     `low` and `high` are the 95 % interval, `count` the samples behind the score, `failed` those
     without an answer. Of a suite that isn't finished, score and interval are those of the samples
-    so far, for metrics that are plain means of their samples, and `is_partial` is true.
+    so far, for metrics that are plain means of their samples, and `is_partial` is true. `options`
+    is the same for suites whose options are, but for their names and batch sizes.
     """
 
     suite: str
@@ -35,6 +36,7 @@ class ScoreDocument(TypedDict):
     failed: int
     higher_is_better: bool
     is_partial: bool
+    options: str
 
 
 class ProgressDocument(TypedDict):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -9,7 +10,7 @@ from typing import Any
 
 from evalution.comparison.comparison import is_binary
 from evalution.redaction import mask_text, mask_value
-from evalution.results import RunResult, SuiteResult
+from evalution.results import RunResult, SuiteResult, to_json
 from evalution.runs.progress_file import RunState
 from evalution.runs.reader import RunSamples
 from evalution.sample_columns import SampleColumns
@@ -37,6 +38,7 @@ _STATUSES: Mapping[str, RunStatus] = {
     "failed": "failed",
 }
 """Status of a run that nobody is writing, by that in its results."""
+_NEUTRAL_OPTIONS = ("name", "batch_size")
 
 
 class ViewedRun:
@@ -67,7 +69,14 @@ class ViewedRun:
 
     @property
     def status(self) -> RunStatus:
-        return _STATUSES[self.result.status] if self.state is None else "running"
+        if self.state is None:
+            return _STATUSES[self.result.status]
+        return "running" if self.state.loading is None else "loading"
+
+    @property
+    def is_new(self) -> bool:
+        """True until the model is loaded for the first time: nothing is recorded yet."""
+        return self.state is not None and not self.result.started
 
     @property
     def suites(self) -> list[str]:
@@ -104,6 +113,13 @@ class ViewedRun:
         )
 
 
+def make_new_run(id: str, state: RunState) -> ViewedRun:
+    """Return a run whose model is loaded for the first time."""
+    model, engine = state.loading or ("", "")
+    named = RunResult({"label": model}, {"name": engine}, {}, {}, status="running")
+    return ViewedRun(id, named, state)
+
+
 @dataclass(frozen=True, slots=True)
 class UnreadableRun:
     """A run whose results can't be read; `problem` says why."""
@@ -115,9 +131,12 @@ class UnreadableRun:
 def list_runs(runs: Sequence[ViewedRun | UnreadableRun]) -> RunListDocument:
     """Return the matrix of runs, the newest first, unreadable ones last."""
     readable = [run for run in runs if isinstance(run, ViewedRun)]
-    readable.sort(key=lambda run: run.result.started, reverse=True)
-    labels = label_runs([run.result for run in readable])
-    found = [_make_run(run, label) for run, label in zip(readable, labels, strict=True)]
+    fresh = [run for run in readable if run.is_new]
+    begun = [run for run in readable if not run.is_new]
+    begun.sort(key=lambda run: run.result.started, reverse=True)
+    labels = [label for run in fresh for label in label_runs([run.result])]
+    labels += label_runs([run.result for run in begun])
+    found = [_make_run(run, label) for run, label in zip([*fresh, *begun], labels, strict=True)]
     broken = [_make_unreadable(run) for run in runs if isinstance(run, UnreadableRun)]
     return {"runs": [*found, *broken]}
 
@@ -229,6 +248,7 @@ def _list_scores(run: ViewedRun) -> Iterator[ScoreDocument]:
                 "failed": suite.failed,
                 "higher_is_better": metric.higher_is_better,
                 "is_partial": False,
+                "options": _digest_options(suite.options),
             }
     for name, columns in run.latest.items():
         if columns.metrics:
@@ -258,7 +278,14 @@ def _make_partial_score(
         "failed": sum(columns.failed),
         "higher_is_better": True,
         "is_partial": True,
+        "options": "",
     }
+
+
+def _digest_options(options: Mapping[str, Any]) -> str:
+    """Return a text that is the same for options that ask and score alike."""
+    kept = {name: value for name, value in options.items() if name not in _NEUTRAL_OPTIONS}
+    return hashlib.blake2b(to_json(kept).encode(), digest_size=6).hexdigest()
 
 
 def _make_suite(run: ViewedRun, suite: SuiteResult) -> SuiteDocument:

@@ -89,7 +89,8 @@ class ViewServer:
     def __init__(self, catalog: RunCatalog, page: Page):
         self._catalog = catalog
         self._page = page
-        self._lock = Lock()
+        self._lock = Lock()  # a run and its samples are of one state
+        self._comparing = Lock()
 
     def make_app(self, port: int) -> ASGIApp:
         """Return the application, for requests that are sent to this port."""
@@ -98,17 +99,16 @@ class ViewServer:
             "/api/runs/{run:path}": self._describe_run,
             "/api/samples": self._list_samples,
             "/api/sample": self._show_sample,
-            "/api/compare": self._compare,
             "/api/latest": self._list_latest,
         }
-        api = [self._make_route(path, make) for path, make in routes.items()]
+        api = [self._make_route(path, self._lock_out(make)) for path, make in routes.items()]
+        api.append(self._make_route("/api/compare", self._compare))
         return HostCheck(Starlette(routes=[Route("/", self._show_page), *api]), port)
 
     def _make_route(self, path: str, make: Callable[[Request], Any]) -> Route:
         def answer(request: Request) -> Response:
             try:
-                with self._lock:  # a run and its samples are of one state
-                    content = to_json(make(request)).encode()
+                content = to_json(make(request)).encode()
             except ConfigurationError as error:
                 return JSONResponse({"error": str(error)}, 404, _HEADERS)
             tag = f'"{hashlib.blake2b(content, digest_size=12).hexdigest()}"'
@@ -121,6 +121,13 @@ class ViewServer:
             return await run_in_threadpool(answer, request)
 
         return Route(path, respond, methods=["GET"])
+
+    def _lock_out(self, make: Callable[[Request], Any]) -> Callable[[Request], Any]:
+        def make_alone(request: Request) -> Any:
+            with self._lock:
+                return make(request)
+
+        return make_alone
 
     async def _show_page(self, request: Request) -> Response:
         policy = {"Content-Security-Policy": self._page.policy}
@@ -143,8 +150,11 @@ class ViewServer:
     def _compare(self, request: Request) -> Any:
         baseline = _read_text(request.query_params, "baseline")
         runs = request.query_params.getlist("runs")
-        others = [self._catalog.find(run) for run in runs if run != baseline]
-        return compare_runs(self._catalog.find(baseline), others)
+        with self._lock:
+            left = self._catalog.find(baseline)
+            others = [self._catalog.find(run) for run in runs if run != baseline]
+        with self._comparing:  # seconds for millions of rows; other pages go on meanwhile
+            return compare_runs(left, others)
 
     def _list_latest(self, request: Request) -> Any:
         run = self._catalog.find(_read_text(request.query_params, "run"))

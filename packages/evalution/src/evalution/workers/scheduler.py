@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import os
 import pickle
 import threading
 from collections.abc import Callable, Hashable, Sequence
@@ -63,6 +64,12 @@ class Scheduler:
         self._backoff = backoff
         self._wake = wake
         self._thread = _Thread()
+        self._pid = os.getpid()
+
+    @property
+    def is_forked(self) -> bool:
+        """True in a fork of the process: no thread that serves the workers lives there."""
+        return os.getpid() != self._pid
 
     @property
     def slots(self) -> list[WorkerSlot]:
@@ -81,7 +88,12 @@ class Scheduler:
     # for callers
 
     def ensure_open(self) -> None:
-        """Raise `SessionClosedError` after `close`, or the error that ended everything."""
+        """Raise `SessionClosedError` after `close` or in a fork, or the error that ended it all."""
+        if self.is_forked:
+            raise SessionClosedError(
+                f"the session was built in process {self._pid} and can't be used in a fork of it; "
+                "build a session there"
+            )
         if self.is_closing:
             raise SessionClosedError("the session is closed; build a new session")
         if self.failure is not None:
@@ -160,12 +172,15 @@ class Scheduler:
             if slot.worker is not worker:
                 return
             lost = slot.empty()
+            is_hung = slot.state is SlotState.KILLING
+            if slot.state is SlotState.BUILDING:
+                end = WorkerExit(f"{end.reason} while it loaded the model", end.stack)
             slot.change(SlotState.DOWN, self.now)
             if self.is_closing:
                 slot.change(SlotState.RETIRED, self.now)
-            elif not self.is_up:
-                text = f"the worker process {end.reason} while it loaded the model"
-                self.fail(slot.error or _make_error(text, end))
+            elif not self.is_up and (slot.error or is_hung):
+                # It would fail again; a process that dies may have been killed from outside.
+                self.fail(slot.error or _make_error(f"the worker process {end.reason}", end))
             else:
                 self._replay(lost, end)
                 self._retire_or_restart(slot, end)

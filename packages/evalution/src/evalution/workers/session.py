@@ -336,7 +336,7 @@ def build_supervised(
     Raises:
         ConfigurationError: the engine or model can't be pickled, or allows fewer workers.
         EvalutionError: what the build raised in a worker.
-        EngineRuntimeError: a worker ended, or missed its deadline, while it loaded the model.
+        EngineRuntimeError: workers ended too often, or one missed its deadline, while loading.
     """
     check_workers(engine, workers, devices)
     options = options or WorkerOptions()

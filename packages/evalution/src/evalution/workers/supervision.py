@@ -21,7 +21,7 @@ from evalution_core import (
 
 Seconds = Annotated[float | None, Field(gt=0)]
 
-
+_SETTLED = (SlotState.READY, SlotState.RETIRED)
 _SLOWEST_LOOK_S = 1.0
 _FASTEST_LOOK_S = 0.02
 _LOOKS = 8
@@ -88,10 +88,10 @@ class Supervision:
         self._is_closed = False
 
     def start(self) -> None:
-        """Start all workers and wait until each has loaded the model.
+        """Start all workers and wait until each has loaded the model or is given up.
 
         Raises:
-            EvalutionError: the first that failed; none is left then.
+            EvalutionError: the first that can't load it, or all are given up; none is left then.
         """
         scheduler = self.scheduler
         threading.Thread(target=self._run, name="evalution supervision", daemon=True).start()
@@ -100,7 +100,7 @@ class Supervision:
                 scheduler.changed.wait_for(
                     lambda: (
                         scheduler.failure is not None
-                        or all(slot.state is SlotState.READY for slot in scheduler.slots)
+                        or all(slot.state in _SETTLED for slot in scheduler.slots)
                     )
                 )
                 if scheduler.failure is not None:
@@ -111,11 +111,13 @@ class Supervision:
             raise
 
     def close(self) -> None:
-        """Close all sessions and end their processes. Idempotent.
+        """Close all sessions and end their processes. Idempotent; in a fork it does nothing.
 
         Raises:
             EvalutionError: the first error of a session's own `close`; the processes are gone.
         """
+        if self.scheduler.is_forked:
+            return
         with self._close_lock:
             if self._is_closed:
                 return

@@ -26,6 +26,7 @@ from evalution.suites.discovery import load_suite
 from evalution.suites.judge import Judge
 from evalution.suites.suite import SuiteDeclaration, resolve_path
 from evalution.user_input import parse_path, path_errors
+from evalution.yaml_spec.named_code import check_named_code
 from evalution.yaml_spec.yaml_file import EXAMPLES, as_mapping, read_declaration, read_yaml
 from evalution_core import BaseEngine, ConfigurationError, Model, load_engine
 from evalution_core.builtins import builtin_path
@@ -155,6 +156,8 @@ def parse_spec(found: object, path: Path) -> Spec:
     for section in ("engine", "tests"):
         if document.get(section) is None:
             raise ConfigurationError(f"the section {section!r} is missing{EXAMPLES[section]}")
+    if path.name:  # without a file, a person has typed it
+        check_named_code(document)
     folder = path.resolve().parent if path.is_symlink() else path.parent
     engine = parse_engine(document["engine"], folder)
     backend = _parse_backend(document, folder)
@@ -251,6 +254,8 @@ def parse_judge(declared: object, base: Path) -> Judge:
         raise ConfigurationError(f"the judge names no engine{EXAMPLES['engine']}")
     fields["engine"] = parse_engine(fields["engine"], base)
     fields["model"] = _parse_model(fields.get("model"), base)
+    if isinstance(folder := fields.get("baseline_run"), str):
+        fields["baseline_run"] = str(base / parse_path(folder))
     return Judge(**fields)
 
 

@@ -8,9 +8,19 @@ from typing import Any, cast
 
 import yaml
 
+from evalution.rows.local import decode_lines
+from evalution.user_input import path_errors
 from evalution_core import ConfigurationError
 
-_DEPTH = 50
+LARGEST_YAML = 1 << 20
+"""Bytes of a file; a megabyte takes seconds to read."""
+DEEPEST_YAML = 50
+"""Levels of lists and mappings in one another."""
+MOST_YAML_VALUES = 100_000
+"""Values of a document, where each alias counts as what it names."""
+LONGEST_YAML_NUMBER = 400
+"""Characters of a number."""
+_TOO_DEEP = f"{{}} is nested too deeply, over {DEEPEST_YAML} levels"
 _MERGE = "tag:yaml.org,2002:merge"
 
 
@@ -51,43 +61,75 @@ def read_yaml(path: Path) -> Any:
     Raises:
         ConfigurationError: the file can't be read, or isn't YAML; with line and column.
     """
+    with path_errors(path):
+        size = path.stat().st_size
+    if size > LARGEST_YAML:
+        raise ConfigurationError(
+            f"{path} is larger than {LARGEST_YAML} bytes; rows stand in a file of their own, "
+            "which `data` names"
+        )
+    return parse_yaml("".join(decode_lines(path)), str(path))
+
+
+def parse_yaml(text: str, place: str) -> Any:
+    """The one document of a text, whose name in messages is `place`; errors as `read_yaml`."""
     try:
-        text = path.read_text(encoding="utf-8")
-    except UnicodeDecodeError as error:
-        raise ConfigurationError(f"{path} isn't UTF-8 text: {error}") from error
-    except OSError as error:
-        raise ConfigurationError(f"{path} can't be read: {error.strerror}") from error
-    try:
-        found = yaml.load(text, _Loader)
-        _check_shape(found, path)
+        loader = _Loader(text)
+        node = loader.get_single_node()
+        if node is None:
+            return None
+        _measure(node, place, {}, 0)
+        return cast(Any, loader.construct_document(node))  # pyright: ignore[reportUnknownMemberType]
     except yaml.YAMLError as error:
         raise ConfigurationError(
-            f"{path}{_find_place(error)}: not valid YAML: {_find_reason(error)}"
+            f"{place}{_find_place(error)}: not valid YAML: {_find_reason(error)}"
         ) from None
     except RecursionError:
-        raise ConfigurationError(f"{path} is nested too deeply") from None
-    except ValueError as error:  # what a tag makes of its text: an int of 5000 digits, a date
+        raise ConfigurationError(_TOO_DEEP.format(place)) from None
+    except (ValueError, ArithmeticError) as error:  # an int of 5000 digits, a date, a huge float
         if isinstance(error, ConfigurationError):
             raise
-        raise ConfigurationError(f"{path} holds a value that can't be read: {error}") from None
-    return found
+        raise ConfigurationError(f"{place} holds a value that can't be read: {error}") from None
 
 
-def _check_shape(
-    found: object, path: Path, above: tuple[int, ...] = (), done: set[int] | None = None
-) -> None:
-    # An alias may stand inside of what it names; whoever walks through that never comes back.
-    done = set() if done is None else done
-    if id(found) in above:
-        raise ConfigurationError(f"{path}: an alias (*) stands inside of what it names")
-    if id(found) in done or not isinstance(found, dict | list):
-        return
-    if len(above) >= _DEPTH:
-        raise ConfigurationError(f"{path} is nested too deeply, over {_DEPTH} levels")
-    holder = cast(dict[Any, object] | list[object], found)
-    for member in holder.values() if isinstance(holder, dict) else holder:
-        _check_shape(member, path, (*above, id(holder)), done)
-    done.add(id(holder))
+def _measure(node: yaml.Node, place: str, sizes: dict[int, int], depth: int) -> int:
+    """Return the number of values in a node, where each alias counts as what it names.
+
+    Raises:
+        ConfigurationError: it goes over a limit, or an alias stands inside of what it names.
+    """
+    if id(node) in sizes:
+        if not sizes[id(node)]:
+            raise ConfigurationError(f"{place}: an alias (*) stands inside of what it names")
+        return sizes[id(node)]
+    if depth > DEEPEST_YAML:
+        raise ConfigurationError(_TOO_DEEP.format(place))
+    sizes[id(node)] = 0
+    size = 1
+    for member in _list_members(node):
+        size += _measure(member, place, sizes, depth + 1)
+    if size > MOST_YAML_VALUES:
+        line = node.start_mark.line + 1
+        raise ConfigurationError(
+            f"{place}, line {line}: aliases (*) and lists make more than {MOST_YAML_VALUES} values "
+            "of it; write fewer"
+        )
+    sizes[id(node)] = size
+    return size
+
+
+def _list_members(node: yaml.Node) -> list[yaml.Node]:
+    if isinstance(node, yaml.MappingNode):
+        pairs = cast("list[tuple[yaml.Node, yaml.Node]]", node.value)
+        return [member for pair in pairs for member in pair]
+    if isinstance(node, yaml.SequenceNode):
+        return cast("list[yaml.Node]", node.value)
+    is_number = node.tag in ("tag:yaml.org,2002:int", "tag:yaml.org,2002:float")
+    if is_number and len(node.value) > LONGEST_YAML_NUMBER:
+        raise yaml.constructor.ConstructorError(
+            None, None, f"a number has over {LONGEST_YAML_NUMBER} characters", node.start_mark
+        )
+    return []
 
 
 def _find_place(error: yaml.YAMLError) -> str:

@@ -10,6 +10,8 @@
   const place = document.getElementById("page");
   if (place === null) return;
   const sections = document.getElementById("sections");
+  const heading = document.querySelector("h1");
+  const own = { heading: heading.textContent, title: document.title };
   let turn = 0;
   let last = null;
   let news = "";
@@ -30,6 +32,12 @@
     }
   }
 
+  // A page says its title when it is drawn; the first page has the document's own.
+  function showTitle(title) {
+    heading.textContent = title ?? own.heading;
+    document.title = title ? `${title} – ${own.title}` : own.title;
+  }
+
   async function show() {
     turn += 1;
     const mine = turn;
@@ -38,12 +46,16 @@
     showNav(page);
     if (sections !== null) sections.hidden = page !== "";
     const drawing = page === last ? place : element("div", {});
+    let title;
+    place.setAttribute("aria-busy", "true");
     try {
-      await (PAGES[page] ?? Overview).draw(drawing, query);
+      title = await (PAGES[page] ?? Overview).draw(drawing, query);
     } catch (error) {
       drawing.replaceChildren(element("div", { class: "notice error", role: "alert" }, element("p", {}, error.message)));
     }
     if (mine !== turn) return;
+    place.removeAttribute("aria-busy");
+    showTitle(title);
     if (drawing !== place) {
       place.replaceChildren(...drawing.childNodes);
       if (last !== null) window.scrollTo(0, 0);
@@ -57,7 +69,7 @@
     let wait = SLOW;
     try {
       const runs = await Source.runs();
-      if (runs.some((run) => run.status === "running")) wait = QUICK;
+      if (runs.some(Progress.isUnderWay)) wait = QUICK;
       const found = JSON.stringify(runs);
       if (found !== news && news !== "" && !document.hidden && FOLLOWED.includes(last)) await show();
       news = found;

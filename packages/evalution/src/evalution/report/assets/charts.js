@@ -10,7 +10,7 @@ const Charts = (() => {
   const isFinite = (value) => value !== null && Number.isFinite(value);
   const within = (value, bounds) => (value === null || bounds === null ? value : Math.min(Math.max(value, bounds[0]), bounds[1]));
 
-  // Shares from 0 to 1 have one figure, other metrics one each: `[name, scores]`.
+  // Shares from 0 to 1 have one figure, which is the first, other metrics one each: `[name, scores]`.
   function grouped(scores) {
     const kinds = new Map();
     for (const score of scores) {
@@ -23,7 +23,7 @@ const Charts = (() => {
       const group = kinds.get(score.metric) ? "" : score.metric;
       groups.set(group, [...(groups.get(group) ?? []), score]);
     }
-    return [...groups];
+    return [...groups].sort(([one], [other]) => (one !== "") - (other !== ""));
   }
 
   function place(figure) {
@@ -48,15 +48,16 @@ const Charts = (() => {
       note = `The first metric of each suite is shown, ${lines.length} of ${all} scores.`;
     }
     const step = Math.min(0.24, 0.72 / runs.length);
-    const series = runs.map((run, order) => ({
+    const whole = runs.map((run, order) => ({
       name: `${run.letter} · ${run.label}`, run: run.at, kind: "dots",
       marks: scores.filter((score) => score.run === run.id && lines.includes(`${score.suite}\n${score.metric}`)).map((score) => ({
         x: score.value, y: lines.indexOf(`${score.suite}\n${score.metric}`) + (order - (runs.length - 1) / 2) * step,
         low: within(score.low, bounds), high: within(score.high, bounds), about: score.about,
       })),
     }));
+    const held = whole.filter((series) => series.marks.length > 0);
     return {
-      title, note, series, intervals: "x", rule: null, zero_line: zero, path: [],
+      title, note, series: held.length > 1 ? held : whole, intervals: "x", rule: null, zero_line: zero, path: [],
       summary: `Dot plot of ${lines.length} scores for ${Dom.plural(runs.length, "run")}; the table has the same.`,
       height: 48 + lines.length * Math.max(30, 15 * runs.length + 12),
       x: axis({ domain: zero ? null : bounds }),

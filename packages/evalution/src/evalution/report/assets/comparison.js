@@ -32,18 +32,15 @@ const ComparisonPage = (() => {
   function row(found, run, base, flips) {
     const said = reading(found);
     const clear = ["better", "worse"].includes(said);
-    const link = (which, count) => (count === null ? Dom.DASH : element("a", { href: Address.make("samples", { run: run.id, suite: found.suite, against: base.id, which }) }, Dom.number(count)));
+    const flipped = () => element("a", { href: Address.make("samples", { run: run.id, suite: found.suite, against: base.id, which: "flipped" }) }, Dom.number(flips));
     return element("tr", {},
       element("td", {}, Dom.badge(run)),
-      element("td", { class: "number" }, Dom.signed(found.difference)),
-      element("td", { class: "number muted" }, found.low === null ? Dom.DASH : `${Dom.signed(found.low)} to ${Dom.signed(found.high)}`),
+      element("td", { class: "number" }, Dom.signed(found.difference), found.low === null ? null : element("span", { class: "under" }, `${Dom.signed(found.low)} to ${Dom.signed(found.high)}`)),
       element("td", { class: "number" }, Dom.chance(found.p_value)),
       element("td", {}, element("span", { class: `reading ${clear ? said : "muted"}` }, said)),
-      element("td", { class: "number muted" }, Dom.score(found.baseline_value)),
-      element("td", { class: "number muted" }, Dom.score(found.value)),
-      element("td", { class: "number" }, Dom.number(found.gained)),
-      element("td", { class: "number" }, Dom.number(found.lost)),
-      element("td", { class: "number" }, flips === undefined ? Dom.DASH : link("flipped", flips)),
+      element("td", { class: "number muted" }, `${Dom.score(found.baseline_value)} → ${Dom.score(found.value)}`),
+      element("td", { class: "number" }, found.gained === null ? Dom.DASH : `${Dom.number(found.gained)} / ${Dom.number(found.lost)}`),
+      element("td", { class: "number" }, flips ? flipped() : found.gained === null ? Dom.DASH : Dom.number(flips ?? null)),
       element("td", { class: "number muted" }, Dom.number(found.paired)));
   }
 
@@ -59,13 +56,13 @@ const ComparisonPage = (() => {
       });
     });
     return element("tbody", {},
-      element("tr", { class: "suite" }, element("th", { scope: "rowgroup", class: "stick", colspan: "12" }, suite)),
+      element("tr", { class: "suite" }, element("th", { scope: "rowgroup", class: "stick", colspan: "9" }, suite)),
       rows);
   }
 
   function table(found, base, runs) {
-    const heads = [["Suite and metric", "stick"], ["Run", ""], ["Difference", "number"], ["95 % interval", "number"], ["p", "number"], ["Reading", ""],
-      [`In ${base.letter}`, "number"], ["In the run", "number"], ["Rows gained", "number"], ["Rows lost", "number"], ["Flipped", "number"], ["Pairs", "number"]];
+    const heads = [["Suite and metric", "stick"], ["Run", ""], ["Difference, 95 % interval", "number"], ["p", "number"], ["Reading", ""],
+      [`${base.letter} → run`, "number"], ["Gained / lost", "number"], ["Flipped", "number"], ["Pairs", "number"]];
     const suites = [...new Set(found.differences.map((each) => each.suite))];
     return Dom.table("Table of differences", "differences", element("tr", {}, heads.map(([text, kind]) => element("th", { scope: "col", class: kind || null }, text))),
       suites.map((suite) => suiteBody(suite, found.differences.filter((each) => each.suite === suite), base, runs, found.flipped)));
@@ -101,9 +98,10 @@ const ComparisonPage = (() => {
     const others = runs.filter((run) => run !== base && (asked.length === 0 || asked.includes(run.id))).slice(0, MOST);
     const found = await Source.compare(base.id, others.map((run) => run.id));
     const none = found.differences.length === 0 ? element("p", { class: "none" }, "These runs have no suite in common.") : null;
-    place.replaceChildren(...[element("h2", {}, `Differences to ${base.letter}`), ...choices(runs, base, others),
+    place.replaceChildren(...[...choices(runs, base, others),
       element("p", { class: "muted" }, "Rows that both runs answered, in pairs. A difference with p below 0.05 is called better or worse. With many rows in this table, one in twenty falls below by chance alone."),
       none ?? table(found, base, others), remarks(found, others), none ? null : Charts.differences(found.differences, base, others), conditions(found, base, others)].filter((part) => part !== null));
+    return `Differences to ${base.letter}`;
   }
 
   return { draw };

@@ -10,7 +10,7 @@ const Figures = (() => {
   const DASHES = [null, "6 3", "2 3"];
   const COLOURS = 8;
   const DIGITS = { "-": "⁻", 0: "⁰", 1: "¹", 2: "²", 3: "³", 4: "⁴", 5: "⁵", 6: "⁶", 7: "⁷", 8: "⁸", 9: "⁹" };
-  const PRINTED_WIDTH = 680;
+  const PRINTED_WIDTH = 640; // of a sheet of A4 within its margins
 
   const colour = (run) => `var(--run-${run % COLOURS})`;
   const symbol = (run) => SYMBOLS[run % SYMBOLS.length];
@@ -181,7 +181,7 @@ const Figures = (() => {
       last = place.clientWidth;
       draw(place, figure);
     }).observe(place);
-    window.addEventListener("beforeprint", () => draw(place, figure, Math.min(PRINTED_WIDTH, place.clientWidth || PRINTED_WIDTH)));
+    window.addEventListener("beforeprint", () => draw(place, figure, PRINTED_WIDTH));
     window.addEventListener("afterprint", () => draw(place, figure));
   }
 

@@ -5,6 +5,8 @@ const Overview = (() => {
   const { element } = Dom;
   const SAID = 5;
   const CLEAR = 0.05;
+  const PATIENCE = 300; // for a comparison of large runs the page doesn't wait
+  let lastSaid = null;
 
   function mainScores(run) {
     return run.scores.filter((score) => score.main);
@@ -50,8 +52,8 @@ const Overview = (() => {
 
   function bestOf(runs, suite) {
     const known = runs.filter((run) => { const score = scoreOf(run, suite); return score !== null && score.value !== null && !score.is_partial; });
-    if (new Set(known.map((run) => Source.options(run.id, suite))).size > 1) return null;
     const scores = known.map((run) => scoreOf(run, suite));
+    if (new Set(scores.map((score) => score.options)).size > 1) return null; // other questions
     const directions = new Set(scores.map((score) => score.higher_is_better));
     if (new Set(scores.map((score) => Dom.score(score.value))).size < 2 || directions.size > 1) return null;
     if (new Set(scores.map((score) => score.count)).size > 1) return null; // other rows: not to be ranked
@@ -125,16 +127,16 @@ const Overview = (() => {
     if (mains.length === 0) return null;
     const clear = mains.filter((each) => each.p_value !== null && each.p_value < CLEAR && each.winner !== "tie");
     const side = (winner) => clear.filter((each) => each.winner === winner).map((each) => `on ${each.suite} ${gap(each)} (${pText(each.p_value)})`);
-    const parts = [];
+    const said = [];
     const [won, lost] = [side("run"), side("baseline")];
-    if (won.length) parts.push(` beats ${base.letter} ${listed(won)}`);
-    if (lost.length) parts.push(`${won.length ? " and" : ""} is worse than ${base.letter} ${listed(lost)}`);
-    if (parts.length === 0) parts.push(` and ${base.letter} differ by no more than chance on ${listed(mains.map((each) => each.suite))}`);
+    if (won.length) said.push(" beats ", Dom.badge(base), ` ${listed(won)}`);
+    if (lost.length) said.push(`${won.length ? " and" : ""} is worse than `, Dom.badge(base), ` ${listed(lost)}`);
+    if (said.length === 0) said.push(" and ", Dom.badge(base), ` differ by no more than chance on ${listed(mains.map((each) => each.suite))}`);
     else if (clear.length < mains.length) {
       const rest = mains.filter((each) => !clear.includes(each)).map((each) => each.suite);
-      parts.push(`; no clear difference on ${listed(rest)}`);
+      said.push(`; no clear difference on ${listed(rest)}`);
     }
-    return element("li", {}, Dom.badge(run), parts.map((part, at) => (at > 0 && !part.startsWith(";") && !part.startsWith(" ") ? ` ${part}` : part)), ".");
+    return element("li", {}, Dom.badge(run), said, ".");
   }
 
   function listed(texts) {
@@ -175,12 +177,15 @@ const Overview = (() => {
       place.replaceChildren(element("p", { class: "none" }, "There is no run in these folders yet. A run that begins is shown here."));
       return;
     }
-    const [said, live] = await Promise.all([summary(runs, query).catch(() => null), Progress.cards(runs)]);
+    const spot = element("div", {}, lastSaid);
+    const saying = summary(runs, query).catch(() => null).then((said) => { lastSaid = said; spot.replaceChildren(...(said ? [said] : [])); });
+    const live = await Progress.cards(runs);
+    await Promise.race([saying, new Promise((resolve) => { window.setTimeout(resolve, PATIENCE); })]);
     const compared = runs.filter((run) => run.scores.length > 0);
     const base = compared.reduce((one, run) => (one === null || run.at < one.at ? run : one), null);
     const link = compared.length > 1 ? element("a", { class: "action", href: Address.make("compare", { baseline: base.id }) }, "Compare runs") : null;
     const details = Source.isLive ? [] : await Promise.all(runs.map((run) => Source.run(run.id)));
-    place.replaceChildren(...[said, live, Charts.training(runs, details),
+    place.replaceChildren(...[spot, live, Charts.training(runs, details),
       element("div", { class: "title-line" }, element("h2", {}, "Scores"), link),
       matrix(runs, query), Charts.scores(runs)].filter((part) => part !== null));
   }

@@ -16,6 +16,8 @@ const Progress = (() => {
     return made;
   }
 
+  const isUnderWay = (run) => ["loading", "running"].includes(run.status);
+
   function facts(progress) {
     const parts = [amount(progress)];
     if (progress.suites) parts.push(`suite ${Math.min(progress.suites_done + 1, progress.suites)} of ${progress.suites}`);
@@ -41,18 +43,18 @@ const Progress = (() => {
     const answers = found.samples.slice(0, SHOWN).map((sample) => answer(run, found.suite, sample));
     return element("article", { class: "run-card", "data-run": run.id },
       element("header", {}, Dom.badge(run), " ", element("a", { href: Address.make("run", { run: run.id }) }, run.label || run.id), " ", Dom.status(run)),
-      bar(progress.done, progress.total, `Progress of ${run.label || run.id}`),
-      element("p", { class: "facts-line" }, facts(progress)),
+      bar(progress.done, run.status === "loading" ? null : progress.total, `Progress of ${run.label || run.id}`),
+      element("p", { class: "facts-line" }, run.status === "loading" ? "The model is being loaded." : facts(progress)),
       suite,
       answers.length ? element("h3", {}, "Latest wrong answers") : null,
       answers.length ? element("ul", { class: "latest" }, answers) : null);
   }
 
   async function cards(runs) {
-    const running = runs.filter((run) => run.status === "running" && Source.isLive);
+    const running = runs.filter((run) => Source.isLive && isUnderWay(run));
     if (running.length === 0) return null;
     return element("section", { class: "live", "aria-label": "Runs under way" }, await Promise.all(running.map(card)));
   }
 
-  return { amount, cards };
+  return { amount, cards, isUnderWay };
 })();

@@ -61,10 +61,11 @@ const RunPage = (() => {
       place.replaceChildren(element("p", { class: "none" }, "There is no such run."));
       return;
     }
-    const head = element("h2", {}, Dom.badge(run), ` ${run.label || run.id} `, Dom.status(run));
+    const title = run.label || run.id;
+    const head = element("p", {}, Dom.badge(run), Source.isLive ? ` ${run.id} ` : " ", Dom.status(run));
     if (run.problem) {
       place.replaceChildren(head, notice(run.problem, "error"));
-      return;
+      return title;
     }
     const found = await Source.run(run.id);
     const suites = [...new Set([...found.suites.map((suite) => suite.name), ...run.scores.map((score) => score.suite)])];
@@ -73,6 +74,7 @@ const RunPage = (() => {
       suites.length ? Dom.table("All scores of the run", "scores single", element("tr", {}, titles.map(([text, kind]) => element("th", { scope: "col", class: kind }, text))),
         suites.map((suite) => suiteBody(run, suite, found.suites.find((each) => each.name === suite)))) : element("p", { class: "muted" }, "No suite has a score yet."),
       conditions(found)].filter((part) => part !== null));
+    return title;
   }
 
   return { draw };

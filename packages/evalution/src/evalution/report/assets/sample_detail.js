@@ -16,14 +16,14 @@ const SampleDetail = (() => {
 
   function titled(title, text, words, kind) {
     if (text === null || text === undefined) return [];
-    return [element("h4", {}, title), block(text, words, kind)];
+    return [element("h3", {}, title), block(text, words, kind)];
   }
 
   function fed(sample, words) {
     if (sample.messages === null) return sample.prompt ? titled("What was fed", sample.prompt, words) : [];
     const turns = sample.messages.map((message) => element("div", { class: `turn ${["assistant", "system"].includes(message.role) ? message.role : ""}` },
       element("span", { class: "role" }, message.role), block(message.content, words)));
-    return [element("h4", {}, "What was fed"), element("div", { class: "chat" }, turns)];
+    return [element("h3", {}, "What was fed"), element("div", { class: "chat" }, turns)];
   }
 
   // Tokens on a ground that is the redder the less likely the token was.
@@ -40,8 +40,10 @@ const SampleDetail = (() => {
       element("p", { class: "muted scale" }, `${Dom.plural(found.length, "token")}, log-probability ${Dom.score(sum)}; the redder, the less likely`));
   }
 
-  function choice(found, place, words) {
-    const tags = [found.is_target ? element("span", { class: "tag target" }, "target") : null, ...found.chosen_by.map((metric) => element("span", { class: "tag" }, `chosen by ${metric}`))];
+  // `metrics` are those by whose rule one of the choices is the answer.
+  function choice(found, place, words, metrics) {
+    const by = found.chosen_by.length > 1 && found.chosen_by.length === metrics.size ? "all metrics" : found.chosen_by.join(", ");
+    const tags = [found.is_target ? element("span", { class: "tag target" }, "target") : null, by ? element("span", { class: "tag", title: found.chosen_by.join(", ") }, `chosen by ${by}`) : null].filter((tag) => tag !== null);
     const fill = element("span", { class: `fill ${found.is_target ? "right" : found.chosen_by.length ? "wrong" : ""}` });
     fill.style.setProperty("inline-size", `${100 * (found.probability ?? 0)}%`);
     return element("li", { class: "option" },
@@ -53,26 +55,27 @@ const SampleDetail = (() => {
 
   function facts(title, entries) {
     if (entries.length === 0) return null;
-    return element("div", {}, element("h4", {}, title), element("dl", { class: "facts" }, entries.flatMap(([name, value]) => [element("dt", {}, name), element("dd", {}, Dom.plain(value))])));
+    return element("div", {}, element("h3", {}, title), element("dl", { class: "facts" }, entries.flatMap(([name, value]) => [element("dt", {}, name), element("dd", {}, Dom.plain(value))])));
   }
 
   function versus(sample, words) {
     const extracted = Object.entries(sample.extracted);
     if (sample.choices.length > 0 || (extracted.length === 0 && sample.target === null)) return null;
-    const cells = extracted.map(([name, value]) => element("div", {}, element("h4", {}, extracted.length > 1 ? `Extracted, ${name}` : "Extracted answer"), block(Dom.plain(value) === Dom.DASH ? "" : typeof value === "string" ? value : Dom.plain(value), words)));
-    const target = sample.target === null ? [] : [element("div", {}, element("h4", {}, extracted.length || sample.prediction !== null ? "Target" : "Text"), block(sample.target, words))];
+    const cells = extracted.map(([name, value]) => element("div", {}, element("h3", {}, extracted.length > 1 ? `Extracted, ${name}` : "Extracted answer"), block(Dom.plain(value) === Dom.DASH ? "" : typeof value === "string" ? value : Dom.plain(value), words)));
+    const target = sample.target === null ? [] : [element("div", {}, element("h3", {}, extracted.length || sample.prediction !== null ? "Target" : "Text"), block(sample.target, words))];
     return element("div", { class: "versus" }, cells, target);
   }
 
   function answer(run, sample, words) {
     const verdict = Dom.verdict(sample);
+    const metrics = new Set(sample.choices.flatMap((each) => each.chosen_by));
     const body = [
       ...titled("Error", sample.error, words, "failure"),
       versus(sample, words),
-      sample.choices.length ? element("h4", {}, "Choices") : null,
-      sample.choices.length ? element("ol", { class: "options" }, sample.choices.map((each, at) => choice(each, at, words))) : null,
+      sample.choices.length ? element("h3", {}, "Choices") : null,
+      sample.choices.length ? element("ol", { class: "options" }, sample.choices.map((each, at) => choice(each, at, words, metrics))) : null,
       ...(sample.choices.length ? [] : titled("Prediction", sample.prediction, words)),
-      sample.tokens ? element("h4", {}, sample.prediction === null ? "Tokens of the text" : "Tokens of the prediction") : null,
+      sample.tokens ? element("h3", {}, sample.prediction === null ? "Tokens of the text" : "Tokens of the prediction") : null,
       sample.tokens ? tokens(sample.tokens) : null,
       element("div", { class: "fact-groups" }, sample.error ? null : facts("Metrics", Object.entries(sample.metrics)), facts("Tokens counted", Object.entries(sample.counts))),
     ];
@@ -94,7 +97,7 @@ const SampleDetail = (() => {
     const both = [[of(values.run), sample], ...(other === null ? [] : [[of(values.against), other]])];
     const choiceTarget = sample.choices.length > 0 && sample.target !== null && !sample.choices.some((each) => each.is_target);
     place.replaceChildren(
-      element("div", { class: "detail-head" }, element("h3", { tabindex: "-1" }, `${sample.suite} · row ${sample.index}`),
+      element("div", { class: "detail-head" }, element("h2", { tabindex: "-1" }, `${sample.suite} · row ${sample.index}`),
         element("a", { class: "step back", href: Address.change({ index: null }) }, "List"),
         step(values, sample.previous, "↑", "Previous sample", "previous"), step(values, sample.next, "↓", "Next sample", "next")),
       ...fed(sample, words),

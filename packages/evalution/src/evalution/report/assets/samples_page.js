@@ -31,10 +31,11 @@ const SamplesPage = (() => {
     return element("label", { class: "search" }, element("span", { class: "hidden" }, "Search in samples"), field, element("kbd", { title: "press / to search" }, "/"));
   }
 
-  function filters(values, runs, suites) {
+  function filters(values, runs, suites, isJudged) {
     const named = (run) => [run.id, `${run.letter} ${run.label}`];
     const others = runs.filter((run) => run.id !== values.run);
-    const kinds = KINDS.filter(([kind]) => kind !== "flipped" || values.against).map(([kind, text]) =>
+    const possible = (kind) => kind === (values.which ?? "") || (kind === "flipped" ? isJudged && values.against : isJudged || !["wrong", "right"].includes(kind));
+    const kinds = KINDS.filter(([kind]) => possible(kind)).map(([kind, text]) =>
       element("a", { class: "kind-choice", href: Address.change({ which: kind, index: null, offset: null }), "aria-current": (values.which ?? "") === kind ? "true" : null, "data-key": `which-${kind}` }, text));
     return element("form", { class: "filters", role: "search", "aria-label": "Samples", onsubmit: (event) => event.preventDefault() },
       search(values),
@@ -95,16 +96,26 @@ const SamplesPage = (() => {
     link?.click();
   }
 
-  async function list(place, values, runs, suites) {
+  // Why no sample is listed, and the way back to all.
+  function nothing(values, found, isJudged) {
+    const why = { wrong: "No answer is wrong.", right: "No answer is right.", failed: "No sample failed.", flipped: "No answer is right in one run and wrong in the other." };
+    const isUnjudged = !isJudged && ["wrong", "right", "flipped"].includes(values.which);
+    const text = isUnjudged ? "The samples of this suite are neither right nor wrong." : why[values.q ? "" : values.which] ?? "No sample fits these filters.";
+    const back = found.every ? element("a", { class: "action", href: Address.change({ which: null, q: null, offset: null, index: null }), "data-key": "show-all" }, `Show all ${Dom.plural(found.every, "sample")}`) : null;
+    return element("div", { class: "none" }, element("p", {}, text), back);
+  }
+
+  async function list(place, values, runs, suites, isJudged) {
     const words = Dom.words(values.q);
     const found = await Source.samples({ ...values, index: null });
     const items = found.samples.map((sample) => item(sample, values, words));
     const left = element("div", { class: "list-pane" },
       element("div", { class: "list-head" }, element("span", { id: "found", role: "status" }, counted(found)), pager(values, found)),
-      items.length ? element("ol", { class: "list", onkeydown: onKeys }, items) : element("p", { class: "none" }, "No sample fits these filters."),
+      items.length ? element("ol", { class: "list", onkeydown: onKeys }, items) : nothing(values, found, isJudged),
       element("p", { class: "keys muted" }, element("kbd", {}, "/"), " search ", element("kbd", {}, "↑"), element("kbd", {}, "↓"), " sample"));
     const detail = element("article", { id: "detail", "aria-label": "Sample", "aria-live": "off", tabindex: "0" }, element("p", { class: "none" }, items.length ? "Choose a sample." : ""));
-    place.replaceChildren(filters(values, runs, suites), ...heldPart(found), element("div", { class: "panes" }, left, detail));
+    detail.hidden = items.length === 0;
+    place.replaceChildren(filters(values, runs, suites, isJudged), ...heldPart(found), element("div", { class: "panes" }, left, detail));
     return { left, detail, first: found.samples[0]?.index };
   }
 
@@ -123,7 +134,7 @@ const SamplesPage = (() => {
     const run = runs.find((each) => each.id === query.get("run")) ?? runs.find((each) => each.scores.length > 0) ?? runs[0];
     if (run === undefined) {
       place.replaceChildren(element("p", { class: "none" }, "There is no run."));
-      return;
+      return "Samples";
     }
     const details = run.problem ? null : await Source.run(run.id);
     const suites = details?.suites.map((suite) => suite.name) ?? [];
@@ -132,11 +143,12 @@ const SamplesPage = (() => {
     if (!suites.includes(values.suite)) values.suite = suites[0];
     if (values.suite === undefined) {
       place.replaceChildren(element("p", { class: "none" }, `${run.label || run.id} has no samples yet.`));
-      return;
+      return "Samples";
     }
+    const isJudged = details.suites.find((suite) => suite.name === values.suite).judged_by !== null;
     const { index, ...rest } = values;
-    const key = JSON.stringify([rest, Source.isLive && run.status === "running" ? run.progress.done : 0]);
-    if (drawn.key !== key || !place.contains(drawn.parts.left)) drawn = { key, parts: await list(place, values, runs, suites) };
+    const key = JSON.stringify([rest, Source.isLive && Progress.isUnderWay(run) ? run.progress.done : 0]);
+    if (drawn.key !== key || !place.contains(drawn.parts.left)) drawn = { key, parts: await list(place, values, runs, suites, isJudged) };
     const wide = window.matchMedia("(min-width: 861px)").matches;
     const chosen = index ?? (wide ? drawn.parts.first : null);
     pointAt(drawn.parts, chosen);
@@ -144,6 +156,7 @@ const SamplesPage = (() => {
       await SampleDetail.draw(drawn.parts.detail, { ...values, index: chosen }, runs);
       if (!wide && index !== null) drawn.parts.detail.scrollIntoView({ block: "start" });
     }
+    return `Samples of ${values.suite}, run ${run.letter}`;
   }
 
   return { draw };

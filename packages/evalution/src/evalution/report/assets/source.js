@@ -139,12 +139,5 @@ const Source = (() => {
   // The runs that can be a baseline: of many runs of a report only the first.
   const baselines = (found) => (isLive ? found : found.filter((each) => each.id in embedded.comparisons));
 
-  // Options of a suite that decide its questions and scoring, as text; "" where they aren't known.
-  function options(id, suite) {
-    if (isLive) return "";
-    const { name, batch_size: size, ...rest } = embedded.details[id].suites.find((each) => each.name === suite)?.options ?? {};
-    return JSON.stringify(rest);
-  }
-
-  return { isLive, baselines, options, runs, run, latest, compare, samples, sample };
+  return { isLive, baselines, runs, run, latest, compare, samples, sample };
 })();

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from evalution.rows.local import Row
-from evalution.suites.code_suite import CodeSuite
+from evalution.suites.code_suite import CodeSuite, find_code_block
 from evalution.suites.dataset import Dataset, DatasetRows
 from evalution.suites.generation_suite import MaxNewTokens, Stop
 from evalution.suites.prompted_suite import FixedShotsOption, NumFewshot, TargetDelimiter
@@ -33,6 +33,34 @@ class HumanEval(DatasetRows, CodeSuite):
 
     def head_text(self, row: Row) -> str:
         return row.text("prompt")
+
+
+@dataclass(kw_only=True)
+class HumanEvalInstruct(HumanEval):
+    """Functions to be completed from their docstring, asked for in words.
+
+    In a text the answer is begun with the function's head, and ends at the next fence. In a chat it
+    isn't begun: the first block of code is the program, after what stands before the function.
+    Answers run on this machine, and only with `execute`.
+    """
+
+    task = "humaneval_instruct"
+
+    def check_options(self) -> None:
+        super().check_options()
+        if self.apply_chat_template and self.stop == HumanEval.stop:
+            self.stop = ()  # they would end the answer at its function's own head
+
+    def question_text(self, row: Row) -> str:
+        prompt = row.text("prompt")
+        begun = f"Here is the completed function:\n```python\n{prompt}\n"
+        return (
+            "Write a solution to the following problem and make sure that it passes the tests:\n"
+            f"```python\n{prompt}\n```\n{'' if self.apply_chat_template else begun}"
+        )
+
+    def find_code(self, answer: str) -> str:
+        return find_code_block(answer) if self.apply_chat_template else answer.partition("```")[0]
 
 
 _SOLVED_MARK = "is_fewshot"
@@ -117,3 +145,37 @@ class MBPP(DatasetRows, CodeSuite):
 
     def _list_tests(self, row: Row) -> str:
         return "\n".join(row.texts("test_list")[:3])
+
+
+@dataclass(kw_only=True)
+class MBPPInstruct(MBPP):
+    """Small programs from a sentence and three tests, each written as a block of code.
+
+    In a text the block is begun, and ends at the next fence; an answer that doesn't end it holds no
+    program. In a chat the first block is the program. Answers run on this machine, and only with
+    `execute`.
+    """
+
+    task = "mbpp_instruct"
+    stop: Stop = ()
+
+    def question_text(self, row: Row) -> str:
+        return (
+            f"You are an expert Python programmer, and here is your task:\n{row.text('text')}\n"
+            f"Your code should pass these tests:\n{self._list_tests(row)}"
+            f"{'' if self.apply_chat_template else _BEGUN}"
+        )
+
+    def answer_text(self, row: Row) -> str:
+        if _SOLVED_MARK not in row.columns:
+            return self._list_tests(row)
+        return f"{_BEGUN if self.apply_chat_template else ''}{row.text('code')}\n```"
+
+    def find_code(self, answer: str) -> str:
+        if self.apply_chat_template:
+            return find_code_block(answer)
+        code, fence, _ = answer.partition("```")
+        return code if fence else ""
+
+
+_BEGUN = "\n```python\n"

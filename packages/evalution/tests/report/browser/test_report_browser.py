@@ -1,92 +1,22 @@
-"""The page in Chromium, as a person uses it. Screenshots go to the folder EVALUTION_ARTEFACTS."""
+"""The report in Chromium, as a person uses it."""
 
 from __future__ import annotations
 
-import json
-import os
-import shutil
-import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass, field
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from evalution.report.view_page import render_view_page
+from evalution import MetricResult
 
-playwright = pytest.importorskip("playwright.sync_api", reason="needs playwright")
-axe = pytest.importorskip("axe_playwright_python.sync_playwright", reason="needs axe-core")
-
+Visit = Any
+OpenPage = Callable[..., AbstractContextManager[Visit]]
 pytestmark = pytest.mark.wide
 
 ROWS = 60
-DOCUMENTS = Path(__file__).parents[1] / "view" / "documents.json"
 HOSTILE = "</script><script>document.title = 'broken'</script><img src=x onerror=alert(1)>\u2028"
-NAMES = ("chromium", "chromium-browser", "google-chrome", "chrome")
-QUIET = [
-    "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-sync",
-    "--disable-background-networking", "--disable-component-update",
-]  # fmt: skip
-
-
-@dataclass
-class Visit:
-    """A page in a browser, and all that it complained of or asked for."""
-
-    page: Any
-    address: str = ""
-    complaints: list[str] = field(default_factory=list)
-    requests: list[str] = field(default_factory=list)
-
-    def go(self, state: str) -> None:
-        """Open a state of the page, such as `#/samples?run=A`, and wait until it is drawn."""
-        self.page.goto(f"{self.address}{state}")
-        self.wait(state)
-
-    def wait(self, state: str) -> None:
-        self.wait_until("(state) => document.documentElement.dataset.drawn === state", state)
-
-    def wait_until(self, condition: str, value: Any = None) -> None:
-        """Wait until a condition holds; Playwright's own wait needs `eval`, which pages forbid."""
-        for _ in range(200):
-            if self.page.evaluate(condition, value):
-                return
-            self.page.wait_for_timeout(50)
-        raise AssertionError(f"never true: {condition} {value}")
-
-    @property
-    def places(self) -> list[str]:
-        """Rows that the list of samples shows."""
-        rows = self.page.locator("a.item").all()
-        return [row.get_attribute("data-index") for row in rows]
-
-    @property
-    def detail(self) -> str:
-        return self.page.locator("#detail").inner_text()
-
-
-def count_findings(page: Any) -> list[str]:
-    """Return the serious and critical findings of axe-core, as rule and places."""
-    found = axe.Axe().run(page).response["violations"]
-    return [
-        f"{rule['id']}: {[node['target'] for node in rule['nodes'][:3]]}"
-        for rule in found
-        if rule["impact"] in ("serious", "critical")
-    ]
-
-
-@pytest.fixture(scope="module")
-def chromium() -> Iterator[Any]:
-    path = next((found for name in NAMES if (found := shutil.which(name))), None)
-    if path is None:
-        pytest.skip(f"needs a Chromium on the PATH, as one of {', '.join(NAMES)}")
-    with playwright.sync_playwright() as driver:
-        browser = driver.chromium.launch(executable_path=path, args=QUIET)
-        yield browser
-        browser.close()
 
 
 @pytest.fixture
@@ -136,26 +66,9 @@ def report(
     return tmp_path / "page.html"
 
 
-@contextmanager
-def open_page(
-    chromium: Any, address: str, options: dict[str, Any] | None = None
-) -> Iterator[Visit]:
-    context = chromium.new_context(
-        **{"viewport": {"width": 1300, "height": 1000}, **(options or {})}
-    )
-    found = Visit(context.new_page(), address)
-    found.page.on("console", lambda message: found.complaints.append(message.text))
-    found.page.on("pageerror", lambda error: found.complaints.append(str(error)))
-    found.page.on("request", lambda sent: found.requests.append(sent.url))
-    found.page.goto(address)
-    found.wait("")
-    yield found
-    context.close()
-
-
 @pytest.fixture
-def visit(chromium: Any, report: Path, request: pytest.FixtureRequest) -> Iterator[Visit]:
-    with open_page(chromium, report.as_uri(), getattr(request, "param", None)) as found:
+def visit(open_page: OpenPage, report: Path, request: pytest.FixtureRequest) -> Iterator[Visit]:
+    with open_page(report.as_uri(), **getattr(request, "param", {})) as found:
         yield found
 
 
@@ -178,16 +91,14 @@ def test_every_state_is_accessible_and_asks_for_nothing(
         visit.wait_until(
             "[...document.querySelectorAll('.plot')].every((plot) => plot.querySelector('svg'))"
         )
-        if folder := os.environ.get("EVALUTION_ARTEFACTS"):
-            name = f"report-{request.node.callspec.id}-{number}.png"
-            visit.page.screenshot(path=Path(folder) / name, full_page=True)
-        widths = visit.page.evaluate("[document.documentElement.scrollWidth, window.innerWidth]")
-        assert widths[0] <= widths[1], state
-        assert count_findings(visit.page) == [], state
+        visit.check_looks(f"report-{request.node.callspec.id}-{number}")
 
     assert visit.complaints == []
     assert set(visit.requests) == {report.as_uri()}
-    assert visit.page.title() == "my model on Mock, 3 runs – Evalution report"
+    assert (
+        visit.page.title()
+        == "Samples of choices, run A – my model on Mock, 3 runs – Evalution report"
+    )
 
 
 def test_security_policy_blocks_requests(visit: Visit) -> None:
@@ -357,73 +268,75 @@ def test_keyboard_goes_through_the_samples(visit: Visit) -> None:
     assert "sums · row 1" in visit.detail
 
 
-@pytest.fixture
-def live_address() -> Iterator[tuple[str, dict[str, Any]]]:
-    """A server of the live page and of documents that a test may change."""
-    documents = json.loads(DOCUMENTS.read_text(encoding="utf-8"))
-    documents["/api/sample"] = documents["/api/sample"][0]
-    page = render_view_page()
-
-    class Handler(BaseHTTPRequestHandler):
-        def do_GET(self) -> None:
-            path = self.path.partition("?")[0]
-            body = page.html if path == "/" else json.dumps(documents.get(path))
-            self.send_response(200 if path == "/" or path in documents else 404)
-            self.send_header("content-type", "text/html" if path == "/" else "application/json")
-            self.send_header("content-security-policy", page.policy)
-            self.end_headers()
-            self.wfile.write(body.encode())
-
-        def log_message(self, format: str, *args: Any) -> None:
-            """Say nothing."""
-
-    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
-        thread = threading.Thread(target=server.serve_forever, daemon=True)
-        thread.start()
-        yield f"http://127.0.0.1:{server.server_port}/", documents
-        server.shutdown()
-
-
-@pytest.mark.parametrize("look", [{}, {"viewport": {"width": 400, "height": 800}}])
-def test_live_page_follows_a_run(
-    chromium: Any, live_address: tuple[str, dict[str, Any]], look: dict[str, Any]
-) -> None:
-    address, documents = live_address
-    with open_page(chromium, address, look) as found:
-        card = found.page.locator("article.run-card")
-        shown = card.inner_text()
-        assert (
-            "46 of 100 samples · suite 2 of 2 · 8.10 samples/s · 410 tokens/s · 6.7 s left" in shown
-        )
-        assert card.locator("progress").get_attribute("value") == "46"
-        assert "row 4" in card.locator(".latest").inner_text()
-        said = found.page.locator(".summary").inner_text()
-        assert "can't be read: old/results.json is damaged" in said
-        assert count_findings(found.page) == []
-        if folder := os.environ.get("EVALUTION_ARTEFACTS"):
-            found.page.screenshot(path=Path(folder) / f"view-{len(look)}.png", full_page=True)
-        run = documents["/api/runs"]["runs"][0]
-        run["progress"] |= {"done": 88, "eta_s": 1.2}
-        found.page.get_by_text("88 of 100 samples").first.wait_for()
-        run |= {"status": "finished"}
-        card.wait_for(state="detached")
-
-        assert found.complaints == []
-        assert all(sent.startswith(address) for sent in found.requests)
-
-
 def test_scores_of_several_steps_are_a_curve(
-    chromium: Any, write_page: Any, make_run: Any, make_suite: Any, make_sample: Any, tmp_path: Path
+    open_page: OpenPage,
+    write_page: Any,
+    make_run: Any,
+    make_suite: Any,
+    make_sample: Any,
+    tmp_path: Path,
 ) -> None:
     def at(step: int) -> Any:
         suites = [make_suite(f"suite {number}", [make_sample(0)]) for number in range(9)]
         return make_run(*suites, step=step)
 
     write_page(at(0), at(50))
-    with open_page(chromium, (tmp_path / "page.html").as_uri()) as found:
+    with open_page((tmp_path / "page.html").as_uri()) as found:
         signs = found.page.locator(".charts", has_text="Scores over training").locator(
             ".legend svg"
         )
         drawn = {signs.nth(number).evaluate("(sign) => sign.innerHTML") for number in range(9)}
 
     assert len(drawn) == 9  # no two of nine series look the same
+
+
+def test_interval_beyond_a_bound_is_cut_and_equal_scores_have_no_plot_of_differences(
+    open_page: OpenPage,
+    write_page: Any,
+    make_run: Any,
+    make_suite: Any,
+    make_sample: Any,
+    tmp_path: Path,
+) -> None:
+    def suites(share: float) -> list[Any]:
+        metrics = {"acc": MetricResult(share, 0.1, True, 3, (share - 0.2, share + 0.2))}
+        samples = [make_sample(0), make_sample(1, 0.0)]
+        prose = [make_sample(row, None, metrics={"ppl": row + 2.0}) for row in range(3)]
+        return [
+            make_suite("sums", samples, metrics=metrics),
+            make_suite("prose", prose, higher=False),
+        ]
+
+    write_page(make_run(*suites(0.9)), make_run(*suites(0.95)))
+    with open_page((tmp_path / "page.html").as_uri()) as visit:
+        shares = visit.page.locator("figure").nth(0)
+        lines = shares.locator("g[aria-label=rule] line").all()
+        ends = [float(line.get_attribute("x2")) for line in lines[-2:]]
+        ticks = shares.locator("g[aria-label='x-axis tick label'] text")
+        assert ticks.last.text_content() == "1"
+        assert len(set(ends)) == 1  # both at the bound
+        assert visit.page.locator(".value.best").all_inner_texts() == ["0.9500\nbest"]
+        visit.go("#/compare")
+        titles = visit.page.locator("figcaption").all_inner_texts()
+        assert titles == ["Scores from 0 to 1: difference to A → better"]
+
+
+def test_page_on_paper_is_light_and_says_which_runs_it_compares(visit: Visit) -> None:
+    visit.go("#/compare?baseline=B&runs=A")
+    visit.page.emulate_media(media="print", color_scheme="dark")
+    visit.page.set_viewport_size({"width": 680, "height": 1000})  # of a sheet of A4
+    chosen = [
+        each.inner_text().strip() for each in visit.page.locator("button.choice:visible").all()
+    ]
+
+    assert [each[0] for each in chosen] == ["B", "A"]
+    paper = "getComputedStyle(document.body).backgroundColor"
+    assert visit.page.evaluate(paper) == "rgb(255, 255, 255)"
+    table = visit.page.locator(".differences").evaluate(
+        "(found) => found.getBoundingClientRect().right"
+    )
+    assert table <= 680
+    visit.go("#/samples?run=A&suite=choices&index=30&against=B")
+    fill = visit.page.locator(".fill").last
+    assert fill.evaluate("(found) => getComputedStyle(found).printColorAdjust") == "exact"
+    assert visit.page.locator(".detail-head a:visible, .filters:visible").count() == 0
