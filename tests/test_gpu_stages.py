@@ -115,9 +115,9 @@ def test_bundle_is_split_below_its_limit_and_unpacked_whole(
     for at in range(6):
         (tree / "site").mkdir(parents=True, exist_ok=True)
         (tree / "site" / f"{at}.py").write_text("x = 1\n", "utf-8")
-    monkeypatch.setattr(bundle, "LIMIT_BYTES", 700)
+    monkeypatch.setattr(bundle, "LIMIT_BYTES", 500)
     archives = bundle.pack(tree, tmp_path)
-    assert max(archive.stat().st_size for archive in archives) <= 700
+    assert max(archive.stat().st_size for archive in archives) <= 500
     bundle.unpack(tmp_path, tmp_path / "there")
     assert len(list((tmp_path / "there" / "site").iterdir())) == 6
     names = [name for archive in archives for name in zipfile.ZipFile(archive).namelist()]

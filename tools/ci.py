@@ -151,7 +151,7 @@ def lowest_commands() -> Iterator[list[str]]:
     members = [f"--editable=packages/{name}{extras.get(name, '')}" for name in light_members()]
     yield ["uv", "venv", "--quiet", "--clear", "--python", sys.executable, ".venv-lowest"]
     install = ["uv", "pip", "install", "--quiet", "--python", ".venv-lowest"]
-    tools = ["hypothesis>=6.120", "jsonschema>=4.23", "pytest-timeout>=2.4", "pytest-xdist>=3.8"]
+    tools = ["hypothesis>=6.125", "jsonschema>=4.23", "pytest-timeout>=2.4", "pytest-xdist>=3.8"]
     yield [*install, "--resolution", "lowest-direct", *members, *tools]
 
 

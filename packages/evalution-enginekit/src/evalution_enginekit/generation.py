@@ -368,6 +368,7 @@ class GenerationLoop:
                     self._steps = iter(self._generate(PromptQueue(self, self._thread)))
                 events = next(self._steps, None)
                 with self._thread.lock:
+                    self._count_late(events or ())
                     for event in events or ():
                         self._apply(event)
         except EvalutionError as error:
@@ -430,8 +431,6 @@ class GenerationLoop:
     def _apply(self, event: TokenEvent) -> None:
         if not 0 <= event.key <= self._last_key:
             raise EngineRuntimeError(f"the engine generated for key {event.key!r}, no prompt's")
-        if event.key in self._late:
-            self._count_late(event)
         running = self._running.get(event.key)
         if running is None or event.key in self._late:
             return
@@ -455,15 +454,20 @@ class GenerationLoop:
         else:
             self._release(event.key)
 
-    def _count_late(self, event: TokenEvent) -> None:
-        """Raise over an engine that works on for nobody; a fixed batch may run to its end."""
-        is_shared = self._patience > 0 and any(map(self._is_wanted, self._running))
-        self._late[event.key] += bool(event.token_ids) and not is_shared
-        if self._late[event.key] > _LATE_STEPS:
-            raise EngineRuntimeError(
-                f"the engine generates on {_LATE_STEPS} steps after a stop string or cancellation; "
-                "drop the keys that feed.cancelled() names before each step"
-            )
+    def _count_late(self, events: Sequence[TokenEvent]) -> None:
+        """Raise over an engine that works on for nobody; a fixed batch may run to its end.
+
+        A runtime that runs ahead may give many events of a prompt in a step, which counts once.
+        """
+        if self._patience > 0 and any(map(self._is_wanted, self._running)):
+            return
+        for key in {event.key for event in events if event.token_ids} & self._late.keys():
+            self._late[key] += 1
+            if self._late[key] > _LATE_STEPS:
+                raise EngineRuntimeError(
+                    f"the engine generates on {_LATE_STEPS} steps after a stop string or "
+                    "cancellation; drop the keys that feed.cancelled() names before each step"
+                )
 
     def _finish_returned(self) -> None:
         """The engine returned: it is rid of everything, also of what it never finished."""
