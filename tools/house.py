@@ -21,7 +21,7 @@ from lint_imports import source_folders
 ROOT = Path(__file__).parents[1]
 CORE = "evalution_core"
 
-MODULES, LINES = 435, 77_200
+MODULES, LINES = 435, 77_300
 PACKAGE_MODULES = {"evalution": 182, "evalution_enginekit": 31}
 MODULE_CEILING, MODULE_FLOOR, FUNCTION_CEILING, CORE_CEILING = 500, 40, 50, 1_235
 REASON = "own module"
