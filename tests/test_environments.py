@@ -14,7 +14,7 @@ from packaging.utils import canonicalize_name
 ROOT = Path(__file__).parents[1]
 LIGHT = [
     ROOT / "packages" / f"evalution{name}" / "pyproject.toml"
-    for name in ("", "-conformance", "-core", "-enginekit", "-reference")
+    for name in ("-conformance", "-core", "-enginekit", "-reference", "-runner")
 ]
 INPUTS = sorted((ROOT / "tools" / "envs").glob("*.in"))
 

@@ -15,9 +15,9 @@ pytestmark = pytest.mark.wide
 
 ROOT = Path(__file__).parents[1]
 PAGES = {
-    "README.md": ["evalution", "evalution-reference"],
+    "README.md": ["evalution-runner", "evalution-reference"],
     "packages/evalution-tinygrad/README.md": [
-        "evalution",
+        "evalution-runner",
         "evalution-reference",
         "evalution-tinygrad",
     ],
@@ -32,7 +32,7 @@ BLOCK = re.compile(
 def read_commands(page: str, folder: Path) -> Iterator[list[str]]:
     """Yield the commands that follow the install line; files that blocks name are written."""
     for downloads, language, title, body in BLOCK.findall(
-        page[page.index("pip install evalution") :]
+        page[page.index("pip install evalution-runner") :]
     ):
         if title and title != "output":
             (folder / title).write_text(body, encoding="utf-8")

@@ -85,7 +85,7 @@ def test_bridge_may_import_only_documented_modules_of_the_runner(house: Path) ->
 
 
 def test_readme_of_the_runner_lists_the_modules_for_bridges() -> None:
-    text = (ROOT / "packages" / "evalution" / "README.md").read_text(encoding="utf-8")
+    text = (ROOT / "packages" / "evalution-runner" / "README.md").read_text(encoding="utf-8")
     section = text.partition("## Modules for bridges")[2].partition("\n| extra |")[0]
     rows = [line.split("|")[1] for line in section.splitlines() if line.startswith("| `")]
     listed = {name for row in rows for name in re.findall(r"`([a-z_.]+)`", row)}

@@ -22,7 +22,7 @@ ROOT = Path(__file__).parents[1]
 PAGES = [*sorted((ROOT / "docs").glob("*.md")), *sorted((ROOT / "packages").glob("*/README.md"))]
 BLOCK = re.compile(r"^```yaml title=run\.yaml\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 # Their engines are in the light environment, where test_docs.py runs the READMEs' specs.
-RUN_BY_DOCS = {"evalution", "evalution-reference"}
+RUN_BY_DOCS = {"evalution-runner", "evalution-reference"}
 SHOWN = {
     page.relative_to(ROOT).as_posix(): block
     for page in PAGES
@@ -37,7 +37,7 @@ def paths(tmp_path_factory: pytest.TempPathFactory) -> str:
     found = [site]
     for file in sorted((ROOT / "packages").glob("*/pyproject.toml")):
         project = tomllib.loads(file.read_text(encoding="utf-8"))["project"]
-        package = project["name"].replace("-", "_")
+        package = next(file.parent.glob("src/*/__init__.py")).parent.name
         if find_spec(package) is None:
             found.append(file.parent / "src")
             about = site / f"{package}-{project['version']}.dist-info"
@@ -128,7 +128,7 @@ def find_members(requirements: list[Requirement]) -> set[str]:
 def find_needs(page: str) -> set[str]:
     """Return the members that the commands and specs of a README need."""
     code = "".join(re.findall(r"^```.*?^```$", page, re.MULTILINE | re.DOTALL))
-    needs = {"evalution"} if "evalution run " in code else set[str]()
+    needs = {"evalution-runner"} if "evalution run " in code else set[str]()
     return needs | ({"evalution-reference"} if re.search(r"builtin:|Reference", code) else set())
 
 
@@ -148,6 +148,8 @@ def test_install_line_brings_what_the_examples_need(member: str) -> None:
 
 
 def test_install_line_without_the_tiny_model_is_found() -> None:
-    page = "```\npip install evalution evalution-vllm\n```\n```yaml\nmodel: builtin:tiny\n```\n"
+    page = (
+        "```\npip install evalution-runner evalution-vllm\n```\n```yaml\nmodel: builtin:tiny\n```\n"
+    )
     assert find_needs(page) == {"evalution-reference"}
     assert "evalution-reference" not in find_members(read_installs(page))

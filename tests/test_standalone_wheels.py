@@ -59,7 +59,7 @@ def test_light_member_installs_alone_and_imports(
     member: str, empty_environment: Callable[..., Path], member_wheels: Path
 ) -> None:
     python = empty_environment(member, find_links=member_wheels)
-    module = member.replace("-", "_")
+    module = "evalution" if member == "evalution-runner" else member.replace("-", "_")
     shown = run(python, f"import {module}; print({module}.__file__){INSTALLED}")
     where, _, installed = shown.partition("\n")
     assert Path(where).is_relative_to(python.parents[1])
@@ -69,7 +69,7 @@ def test_light_member_installs_alone_and_imports(
 def test_quickstart_runs_outside_a_clone(
     empty_environment: Callable[..., Path], member_wheels: Path, tmp_path: Path
 ) -> None:
-    python = empty_environment("evalution", "evalution-reference", find_links=member_wheels)
+    python = empty_environment("evalution-runner", "evalution-reference", find_links=member_wheels)
     command = [python.with_name("evalution"), "run", "builtin:tiny/quickstart", "--output", "out"]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr

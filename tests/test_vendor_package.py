@@ -77,7 +77,7 @@ from evalution_core.discovery import available
 listed = {
     entry.name: [entry.distribution, entry.version]
     for entry in available()
-    if entry.distribution != "evalution"
+    if entry.distribution != "evalution-runner"
 }
 imported_by_listing = sorted(name for name in sys.modules if name.startswith("acme_pairs"))
 engine = load_engine("acme_skeleton")(device="cpu")
@@ -110,7 +110,7 @@ def vendor_python(
     (package / "skeleton.py").write_bytes(SKELETON.read_bytes())
     uv("build", "--wheel", "--quiet", "--out-dir", project / "dist", project)
     (wheel,) = (project / "dist").glob("*.whl")
-    return empty_environment("evalution", wheels=[wheel], find_links=member_wheels)
+    return empty_environment("evalution-runner", wheels=[wheel], find_links=member_wheels)
 
 
 def run(program: Path, *arguments: str, cwd: Path) -> subprocess.CompletedProcess[str]:

@@ -42,7 +42,11 @@ PROGRAMS = {
 }
 """System packages that an environment may ask for, and the programs that stand for each."""
 OTHER_PYTHONS = {
-    "3.12": ["packages/evalution", "packages/evalution-core", "packages/evalution-enginekit"],
+    "3.12": [
+        "packages/evalution-runner",
+        "packages/evalution-core",
+        "packages/evalution-enginekit",
+    ],
     "3.13": [],
 }
 """Further versions of Python, and the tests that run on each; none named: all light ones."""
@@ -52,7 +56,7 @@ GPU_REHEARSAL = [
 """Every stage of docs/gpu.md at tiny sizes, the bundle's assembly included."""
 NO_VERSIONS = [
     "--ignore=packages/evalution-conformance/tests",
-    "--ignore=packages/evalution/tests/workers",
+    "--ignore=packages/evalution-runner/tests/workers",
 ]
 """Left out where dependencies have their lowest versions: what uses core and the kit alone."""
 COUNTS = re.compile(r"(\d+) (passed|failed|skipped|errors?)\b")
@@ -147,7 +151,10 @@ def lowest_commands() -> Iterator[list[str]]:
 
     The extras `hf` and `datasets` stay out: their packages would raise the floors of the others.
     """
-    extras = {"evalution": "[excel,parquet,text,view]", "evalution-enginekit": "[tokenizers]"}
+    extras = {
+        "evalution-runner": "[excel,parquet,text,view]",
+        "evalution-enginekit": "[tokenizers]",
+    }
     members = [f"--editable=packages/{name}{extras.get(name, '')}" for name in light_members()]
     yield ["uv", "venv", "--quiet", "--clear", "--python", sys.executable, ".venv-lowest"]
     install = ["uv", "pip", "install", "--quiet", "--python", ".venv-lowest"]

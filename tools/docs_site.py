@@ -33,8 +33,8 @@ COPIED = [
     "tools/members.py",
 ]
 REFERENCE = {
-    "evalution": "packages/evalution/src/evalution/__init__.py",
-    "evalution.suites": "packages/evalution/src/evalution/suites/__init__.py",
+    "evalution": "packages/evalution-runner/src/evalution/__init__.py",
+    "evalution.suites": "packages/evalution-runner/src/evalution/suites/__init__.py",
     "evalution_core": "packages/evalution-core/src/evalution_core/__init__.py",
     "evalution_enginekit": "packages/evalution-enginekit/src/evalution_enginekit/__init__.py",
 }

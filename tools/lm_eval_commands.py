@@ -28,7 +28,7 @@ from evalution.rows.local import Rows
 from evalution_core.builtins import builtin_path
 
 PAGE = ROOT / "docs" / "from-lm-eval.md"
-ROWS = ROOT / "packages" / "evalution" / "tests" / "data" / "rows"
+ROWS = ROOT / "packages" / "evalution-runner" / "tests" / "data" / "rows"
 MODEL = "Qwen/Qwen3-0.6B"
 DATASETS = {
     ("Rowan/hellaswag", None): "hellaswag",

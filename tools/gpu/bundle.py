@@ -23,7 +23,7 @@ MACHINE = Path(__file__).with_name("machine.txt")
 LIMIT_BYTES = 60 << 20
 CACHE = ROOT / "build" / "gpu"
 MEMBERS = (
-    "evalution",
+    "evalution-runner",
     "evalution-conformance",
     "evalution-core",
     "evalution-enginekit",

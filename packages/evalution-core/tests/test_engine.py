@@ -64,7 +64,7 @@ def test_without_a_runner_the_message_says_what_to_install(runners: Runners) -> 
     with pytest.raises(ConfigurationError) as caught:
         Acme().model(path="builtin:tiny")
     assert str(caught.value) == (
-        "engine.model() needs a runner and none is installed; pip install evalution"
+        "engine.model() needs a runner and none is installed; pip install evalution-runner"
     )
 
 

@@ -99,7 +99,7 @@ def test_log_holds_the_settings_and_environment_of_its_run(folder: Path, tmp_pat
     assert (log.eval.dataset.location, log.eval.dataset.samples) == ("builtin:tiny/sums", 12)
     config = log.eval.model_generate_config
     assert (config.max_tokens, config.stop_seqs, config.temperature) == (48, ["\n\n"], 0.0)
-    assert log.eval.packages["evalution"] == run.versions["evalution"]
+    assert log.eval.packages["evalution-runner"] == run.versions["evalution-runner"]
     assert log.eval.metadata["engine"]["execution"] == run.engine["execution"]
     usage = log.stats.model_usage["evalution/builtin:tiny"]
     tokens = [sample.tokens for sample in run["sums"].samples]

@@ -164,12 +164,12 @@ class BaseEngine(ABC):
         """A handle that runs suites on this engine; nothing is loaded before the first `run`.
 
         Raises:
-            ConfigurationError: no runner is installed (`pip install evalution` brings one).
+            ConfigurationError: no runner is installed (`pip install evalution-runner` brings one).
         """
         runners = sorted(list_entry_points("evalution.runner"), key=lambda found: found.name)
         if not runners:
             raise ConfigurationError(
-                "engine.model() needs a runner and none is installed; pip install evalution"
+                "engine.model() needs a runner and none is installed; pip install evalution-runner"
             )
         return runners[0].load()(
             self,

@@ -455,19 +455,16 @@ class GenerationLoop:
             self._release(event.key)
 
     def _count_late(self, events: Sequence[TokenEvent]) -> None:
-        """Raise over an engine that works on for nobody; a fixed batch may run to its end.
-
-        A runtime that runs ahead may give many events of a prompt in a step, which counts once.
-        """
-        if self._patience > 0 and any(map(self._is_wanted, self._running)):
+        """Raise over an engine that works on for nobody; a fixed batch may run to its end."""
+        if not self._late or (self._patience > 0 and any(map(self._is_wanted, self._running))):
             return
-        for key in {event.key for event in events if event.token_ids} & self._late.keys():
+        for key in self._late.keys() & {event.key for event in events if event.token_ids}:
             self._late[key] += 1
-            if self._late[key] > _LATE_STEPS:
-                raise EngineRuntimeError(
-                    f"the engine generates on {_LATE_STEPS} steps after a stop string or "
-                    "cancellation; drop the keys that feed.cancelled() names before each step"
-                )
+        if max(self._late.values()) > _LATE_STEPS:
+            raise EngineRuntimeError(
+                f"the engine generates on {_LATE_STEPS} steps after a stop string or cancellation; "
+                "drop the keys that feed.cancelled() names before each step"
+            )
 
     def _finish_returned(self) -> None:
         """The engine returned: it is rid of everything, also of what it never finished."""
@@ -482,10 +479,7 @@ class GenerationLoop:
                 self._release(key)
 
     def _fail(self, error: EvalutionError) -> None:
-        """The runtime failed: each stream that lost requests ends, and learns which.
-
-        One whose requests only wait goes on, unless nothing was running: then it would fail again.
-        """
+        """End each stream that lost requests, and all that wait if nothing was running."""
         with self._thread.lock:
             lost: dict[GenerationStream, list[Hashable]] = {}
             for key, running in list(self._running.items()):
