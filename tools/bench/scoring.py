@@ -7,6 +7,8 @@ interleaved; the ratio is the median of the pairs, lm-eval at its fastest batch 
 of them, and detects its size in a run before those that are timed. Tokens are counted in the
 model's forward calls, against the unique tokens of the prefix trie of each planned window. Memory
 is the peak of two fresh processes. Shapes stand in scoring.toml; `--pairs 1 mmlu` runs one, once.
+`--config tools/bench/scoring_lengths.toml` has texts of other lengths, on three models;
+`--profile` prints the operations on which each side spends its processor time.
 
 `--config tools/bench/scoring_cuda.toml` runs it on a CUDA device, where times are the clock's and
 memory is what torch held there. `--checkpoint FOLDER` takes a model that random_llama.py wrote
@@ -23,7 +25,7 @@ import subprocess
 import sys
 import tempfile
 import tomllib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import redirect_stdout
 from dataclasses import dataclass
 from pathlib import Path
@@ -38,6 +40,7 @@ from lm_eval.api.instance import Instance
 from lm_eval.models.huggingface import HFLM
 from machine import described, timed, write_figures
 from random_llama import draw_text, write_checkpoint
+from torch._C._profiler import _ExperimentalConfig
 
 from evalution_core import (
     GenerationRequest,
@@ -201,6 +204,18 @@ def largest_difference(left: Sequence[Any], right: Sequence[Any]) -> float:
     return max(abs(a.logprob - b) / a.token_count for a, b in zip(left, values, strict=True))
 
 
+def largest_shares(run: Callable[[], object], most: int = 6) -> str:
+    """The operations of torch that take most of a run's processor time, with their shares."""
+    activities = [torch.profiler.ProfilerActivity.CPU]
+    every_thread = _ExperimentalConfig(profile_all_threads=True)  # a session has its own
+    with torch.profiler.profile(activities=activities, experimental_config=every_thread) as profile:
+        run()
+    spent = {event.key: event.self_cpu_time_total for event in profile.key_averages()}
+    whole = sum(spent.values())
+    largest = sorted(spent, key=lambda key: -spent[key])[:most]
+    return ", ".join(f"{key.removeprefix('aten::')} {spent[key] / whole:.0%}" for key in largest)
+
+
 def compare(session: Any, peer: Peer, shape: Shape, config: Config) -> dict[str, Any]:
     device = config["device"]
     if shape.kind == "generation":
@@ -226,11 +241,15 @@ def compare(session: Any, peer: Peer, shape: Shape, config: Config) -> dict[str,
     apart = "" if shape.kind == "generation" else f"{largest_difference(left, right):.1e}"
     ratio = statistics.median(ratios)
     print(
-        f"{shape.name:<10}{len(shape.requests):>9}{batch:>11}{mine:>9.1f}{forwarded:>10}"
+        f"{shape.name:<12}{len(shape.requests):>9}{batch:>11}{mine:>9.1f}{forwarded:>10}"
         f"{'' if unique is None else f'{forwarded / unique:.3f}':>9}{apart:>10}"
         f"{ratio:>8.2f}x{shape.settings['least']:>7}x  {min(ratios):.2f} to {max(ratios):.2f}",
         flush=True,
     )
+    if config["profile"]:
+        for side, run in (("ours", run_ours), ("lm-eval", run_theirs)):
+            session.gc()
+            print(f"{'':<12}{side}: {largest_shares(run)}", flush=True)
     return {
         "shape": shape.name,
         "requests": len(shape.requests),
@@ -275,6 +294,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--config", type=Path, default=Path(__file__).with_suffix(".toml"))
     parser.add_argument("--pairs", type=int)
+    parser.add_argument("--profile", action="store_true")
     parser.add_argument("--memory", nargs=2, help=argparse.SUPPRESS)
     parser.add_argument("--checkpoint", type=Path)
     parser.add_argument("--json", type=Path)
@@ -282,7 +302,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     asked = parser.parse_args(arguments)
     config: Config = {"device": "cpu", "dtype": "float32"}
     config |= tomllib.loads(asked.config.read_text("utf-8"))
-    config["pairs"] = asked.pairs or config["pairs"]
+    config |= {"pairs": asked.pairs or config["pairs"], "profile": asked.profile}
     device, dtype = config["device"], config["dtype"]
     if asked.memory:
         print(memory(Path(asked.memory[0]), asked.memory[1], config))
@@ -291,32 +311,40 @@ def main(arguments: Sequence[str] | None = None) -> None:
         parser.error(f"torch {torch.__version__} sees no CUDA device, which {asked.config} is for")
     if unknown := set(asked.shapes) - set(config["shapes"]):
         parser.error(f"no shape {min(unknown)!r}; there are: {', '.join(config['shapes'])}")
-    with tempfile.TemporaryDirectory() as made:
-        folder = str(asked.checkpoint or made)
-        if asked.checkpoint is None:
-            write_checkpoint(
-                Path(made), config["model"], config["seed"], dtype=dtype, device=device
-            )
-        print(
-            dtype, described(device, "evalution-transformers", "transformers", "lm-eval", "torch")
-        )
-        print(
-            f"{'shape':<10}{'requests':>9}{'batch':>11}{'ours, s':>9}{'tokens':>10}{'/unique':>9}"
-            f"{'nats off':>10}{'ratio':>9}{'target':>8}  range"
-        )
-        with Transformers(dtype=dtype, device=device).build(Model(folder)) as session:
-            session.check()
-            peer = peer_of(Path(folder), config)
-            found = [
-                compare(session, peer, shape_of(name, config), config)
-                for name in asked.shapes or config["shapes"]
-            ]
-        del session, peer
-        if "hellaswag" in (asked.shapes or config["shapes"]):
-            mine, other = (peak(folder, side, asked.config) for side in ("ours", "theirs"))
-            print(f"peak memory: {mine} MiB, lm-eval {other} MiB")
-            found.append({"shape": "memory", "ours_mib": mine, "lm_eval_mib": other})
-        write_figures(asked.json, found)
+    print(dtype, described(device, "evalution-transformers", "transformers", "lm-eval", "torch"))
+    print(
+        f"{'shape':<12}{'requests':>9}{'batch':>11}{'ours, s':>9}{'tokens':>10}{'/unique':>9}"
+        f"{'nats off':>10}{'ratio':>9}{'target':>8}  range"
+    )
+    found: list[dict[str, Any]] = []
+    for name, model in config.get("models", {"": config.get("model")}).items():
+        with tempfile.TemporaryDirectory() as made:
+            folder = asked.checkpoint or Path(made)
+            if asked.checkpoint is None:
+                count = write_checkpoint(folder, model, config["seed"], dtype=dtype, device=device)
+                print(f"{name or 'model'}: {count / 1e6:.0f} M, vocabulary {model['vocab_size']}")
+            shapes = asked.shapes or config["shapes"]
+            rows = compare_all(folder, shapes, {**config, "model": model}, asked.config)
+            found += [{"model": name, **row} for row in rows]
+    write_figures(asked.json, found)
+
+
+def compare_all(
+    folder: Path, shapes: Iterable[str], config: Config, file: Path
+) -> list[dict[str, Any]]:
+    """Return the figures of each shape with the checkpoint in `folder`, and of memory."""
+    with Transformers(dtype=config["dtype"], device=config["device"]).build(
+        Model(str(folder))
+    ) as session:
+        session.check()
+        peer = peer_of(folder, config)
+        found = [compare(session, peer, shape_of(name, config), config) for name in shapes]
+    del session, peer
+    if "hellaswag" in shapes and "models" not in config:
+        mine, other = (peak(str(folder), side, file) for side in ("ours", "theirs"))
+        print(f"peak memory: {mine} MiB, lm-eval {other} MiB")
+        found.append({"shape": "memory", "ours_mib": mine, "lm_eval_mib": other})
+    return found
 
 
 if __name__ == "__main__":
