@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import email
 import os
+import re
 import shutil
 import subprocess
 import tomllib
@@ -62,6 +63,25 @@ def test_member_has_metadata_for_an_index_and_a_type_marker(member: str) -> None
     assert (PACKAGES / member / "README.md").read_text(encoding="utf-8").startswith(f"# {member}\n")
     assert table["version"] in (PACKAGES / member / "CHANGELOG.md").read_text(encoding="utf-8")
     assert (source(member) / "py.typed").is_file()
+    assert (PACKAGES / member / "LICENSE").read_bytes() == (ROOT / "LICENSE").read_bytes()
+    address = read(ROOT / "pyproject.toml")["tool"]["evalution"]["release"]["repository"]
+    assert table["urls"] == {
+        "Source": address,
+        "Documentation": f"{address}/tree/main/docs",
+        "Changelog": f"{address}/blob/main/packages/{member}/CHANGELOG.md",
+        "Issues": f"{address}/issues",
+    }
+
+
+@each_member
+def test_links_of_a_readme_work_on_an_index(member: str) -> None:
+    page = (PACKAGES / member / "README.md").read_text(encoding="utf-8")
+    address = read(ROOT / "pyproject.toml")["tool"]["evalution"]["release"]["repository"]
+    for link in re.findall(r"\]\(([^)\s]+)\)", page):
+        assert link.startswith(("https://", "http://", "#")), link
+        if link.startswith(f"{address}/blob/main/"):
+            path = link.removeprefix(f"{address}/blob/main/").partition("#")[0]
+            assert (ROOT / path).exists(), link
 
 
 @each_member

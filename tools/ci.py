@@ -35,7 +35,7 @@ from members import (
 )
 
 ROOT = Path(__file__).parents[1]
-TORCH = "2.13.0"
+TORCH, ZIZMOR = "2.13.0", "1.32.0"
 PROGRAMS = {
     "g++": ("c++",),
     "chromium": ("chromium", "chromium-browser", "google-chrome", "chrome"),
@@ -331,6 +331,7 @@ def run_light(stages: Stages) -> None:
     stages.run("check", ["uv", "run", "tools/check.py"])
     stages.run("faults", ["uv", "run", "pytest", "-m", "faults", "tests/faults"], light)
     stages.run("fuzz", ["uv", "run", "tools/fuzz.py", "--seed", "1"])
+    stages.run("workflows", ["uvx", f"zizmor=={ZIZMOR}", "--offline", "--quiet", ".github"])
     site = ["uv", "run", "--only-group", "docs", "tools/docs_site.py"]
     shown = ["tests/test_first_commands.py", "tests/test_recording.py"]
     stages.run("first commands", ["uv", "run", "pytest", "-m", "wide", *shown])
