@@ -65,7 +65,7 @@ def write_engine(name: str, into: Path, class_name: str | None = None) -> list[P
         raise ConfigurationError(f"{folder} exists already; choose another name, or another --into")
     sources = _IN_WORKSPACE if find_workspace(folder) else _ALONE
     written: list[Path] = []
-    for path, text in _read_template(files(__package__).joinpath("engine_template")):
+    for path, text in _read_template(files("evalution_enginekit").joinpath("engine_template")):
         if path.name == "pyproject.toml":
             text += sources
         file = folder / _rename(str(path), name, title)
