@@ -28,7 +28,7 @@ conform engine *arguments:
 
 # Write the folder of a new engine (`just new-engine acme`).
 new-engine name:
-    uv run tools/new_engine.py {{ name }}
+    uv run python -m evalution_enginekit.new {{ name }} --into packages
 
 # Run one benchmark of tools/bench (`just bench import_cost`).
 bench name *arguments:

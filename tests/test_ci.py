@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
 import sys
 from pathlib import Path
 
@@ -13,6 +12,8 @@ sys.path.insert(0, str(ROOT / "tools"))
 
 import ci  # noqa: E402
 import members  # noqa: E402
+
+from evalution_enginekit import new  # noqa: E402
 
 
 def test_every_requirement_file_is_declared_by_a_member() -> None:
@@ -40,8 +41,9 @@ def test_new_engine_gets_an_environment_from_its_own_folder(
     packages = tmp_path / "packages"
     packages.mkdir()
     (tmp_path / "pyproject.toml").write_bytes((ROOT / "pyproject.toml").read_bytes())
-    tool = [sys.executable, str(ROOT / "tools" / "new_engine.py"), "zeta"]
-    subprocess.run([*tool, "--packages", str(packages)], check=True, capture_output=True)
+    (packages / "evalution-core").mkdir()
+    (packages / "evalution-core" / "pyproject.toml").touch()
+    assert new.main(["zeta", "--into", str(packages)]) == 0
     monkeypatch.setattr(members, "ROOT", tmp_path)
     environment = members.read_environments()["zeta"]
     assert environment.tests == ["packages/evalution-zeta"]

@@ -240,6 +240,7 @@ def describe_setting(declaration: type[Conformance], subject: Subject) -> dict[s
         "identity": session.identity() if session else None,
         "declares": sorted(subject.engine.capabilities),
         "chosen": None if declaration.checks is None else sorted(declaration.checks),
+        "is_built": session is not None,
         "dtype": dtype,
         "dtype_tolerance": usual,
         "tolerance": tolerance,

@@ -1,0 +1,70 @@
+"""`evalution conform` runs the checks on an engine by name and writes the report."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import typer
+
+from evalution_conformance.command import conform
+from evalution_core import ConfigurationError, EvalutionError
+
+
+def test_reference_conforms_and_the_report_says_with_what(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    conform("Reference", "builtin:tiny", pairs=["dtype=float64"], output=tmp_path)
+    assert "test_the_engine_is_found_by_its_name PASSED" in capfd.readouterr().out
+    report = json.loads((tmp_path / "conformance.json").read_text("utf-8"))
+    (checked,) = report["engines"]
+    assert checked["is_built"]
+    assert checked["tolerance"] == 1e-9
+    assert "Conformance of Reference" in (tmp_path / "conformance.html").read_text("utf-8")
+
+
+def test_broken_engine_ends_with_status_1(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "broken.py").write_text(
+        "from dataclasses import dataclass\n"
+        "from evalution_core import BaseEngine, BaseInferenceSession\n"
+        "class Session(BaseInferenceSession):\n"
+        "    def gc(self): ...\n"
+        "    def close(self): ...\n"
+        "    def generate(self, requests, *, batch_size=None): return []\n"
+        "    def generate_continuous(self, requests, *, batch_size=None): yield from ()\n"
+        "    def loglikelihood(self, requests, *, batch_size=None): return []\n"
+        "    def loglikelihood_rolling(self, requests, *, batch_size=None): return []\n"
+        "@dataclass(slots=True)\n"
+        "class Broken(BaseEngine):\n"
+        "    def build(self, model): return Session()\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    with pytest.raises(typer.Exit) as ended:
+        conform("broken:Broken", "any", output=tmp_path)
+    assert ended.value.exit_code == 1
+    assert "FAILED" in capfd.readouterr().out
+
+
+def test_engine_that_cannot_be_built_ends_with_status_2(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(typer.Exit) as ended:
+        conform("Reference", str(tmp_path / "absent"), output=tmp_path)
+    assert ended.value.exit_code == 2
+    assert "absent" in capfd.readouterr().out
+
+
+def test_unknown_engine_and_oracle_are_named(tmp_path: Path) -> None:
+    with pytest.raises(EvalutionError, match="Acmee"):
+        conform("Acmee", "builtin:tiny", output=tmp_path)
+    with pytest.raises(EvalutionError, match="Nobody"):
+        conform("Reference", "builtin:tiny", oracle="Nobody", output=tmp_path)
+
+
+def test_model_of_no_oracle_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigurationError, match="--oracle-model needs --oracle"):
+        conform("Reference", "builtin:tiny", oracle_model="x", output=tmp_path)
