@@ -67,19 +67,27 @@ def doctor(
             raise typer.Exit(interpreter.run_command(parse_path(python).absolute(), asked))
         engines = choose_engines(engine or ())
         trial = Trial(_parse_options(option or (), engine or ()), model, patience)
-        machine = inspect_machine()
         clash = find_name_clash()
-        unused = None if machine.accelerators else find_unused_cuda()
-        notices = [notice for notice in (clash, unused) if notice is not None]
-        if not as_json:
-            _print_machine(machine, notices)
-        healths = _examine_engines(engines, trial, is_shown=not as_json)
-        if as_json:
-            shown = [health.to_dict() for health in healths]
-            facts = {"machine": asdict(machine), "notices": notices, "engines": shown}
-            print(json.dumps(facts, indent=2, ensure_ascii=False))
+        healths = _report(engines, trial, clash, as_json=as_json)
         if clash is not None or not any(health.status == "ok" for health in healths):
             raise typer.Exit(EXIT_FAILED)
+
+
+def _report(
+    engines: Sequence[EngineEntry | str], trial: Trial, clash: str | None, *, as_json: bool
+) -> list[EngineHealth]:
+    """Print the machine, faults of the installation and each engine's health; return these."""
+    machine = inspect_machine()
+    unused = None if machine.accelerators else find_unused_cuda()
+    notices = [notice for notice in (clash, unused) if notice is not None]
+    if not as_json:
+        _print_machine(machine, notices)
+    healths = _examine_engines(engines, trial, is_shown=not as_json)
+    if as_json:
+        shown = [health.to_dict() for health in healths]
+        facts = {"machine": asdict(machine), "notices": notices, "engines": shown}
+        print(json.dumps(facts, indent=2, ensure_ascii=False))
+    return healths
 
 
 def _examine_engines(
