@@ -18,9 +18,9 @@ from evalution_core import BaseEngine
 
 PACKAGES = Path(__file__).parent / "packages"
 MISSING = sorted(
-    path.name
-    for path in PACKAGES.iterdir()
-    if path.is_dir() and find_spec(path.name.replace("-", "_")) is None
+    path.parents[2].name
+    for path in PACKAGES.glob("*/src/*/__init__.py")
+    if find_spec(path.parent.name) is None
 )
 collect_ignore = [str(PACKAGES / name) for name in MISSING]
 

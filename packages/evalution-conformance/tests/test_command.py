@@ -16,7 +16,9 @@ def test_reference_conforms_and_the_report_says_with_what(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     conform("Reference", "builtin:tiny", pairs=["dtype=float64"], output=tmp_path)
-    assert "test_the_engine_is_found_by_its_name PASSED" in capfd.readouterr().out
+    printed = capfd.readouterr().out.splitlines()
+    assert printed[0] == "passed    the engine is found by its name"
+    assert sum(line.startswith("refused   ") for line in printed) == 3
     report = json.loads((tmp_path / "conformance.json").read_text("utf-8"))
     (checked,) = report["engines"]
     assert checked["is_built"]
@@ -46,7 +48,7 @@ def test_broken_engine_ends_with_status_1(
     with pytest.raises(typer.Exit) as ended:
         conform("broken:Broken", "any", output=tmp_path)
     assert ended.value.exit_code == 1
-    assert "FAILED" in capfd.readouterr().out
+    assert "\nfailed    " in capfd.readouterr().out
 
 
 def test_engine_that_cannot_be_built_ends_with_status_2(

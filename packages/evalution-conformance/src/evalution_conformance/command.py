@@ -106,9 +106,15 @@ def _run(job: dict[str, Any], report: Path) -> int:
     with TemporaryDirectory() as folder:
         test = Path(folder, "test_conform.py")
         test.write_text(_FILE.format(job=job), encoding="utf-8")
-        command = [sys.executable, "-m", "pytest", "-v", "--no-header", "--tb=no", "-rN"]
+        command = [sys.executable, "-m", "pytest", "-qq", "--tb=no", "-rN"]
         command += ["-p", "evalution_conformance.plugin", "-p", "no:cacheprovider"]
-        command += ["-c", os.devnull, f"--rootdir={folder}", f"--conformance-report={report}"]
+        command += [
+            "--conformance-lines",
+            "-c",
+            os.devnull,
+            f"--rootdir={folder}",
+            f"--conformance-report={report}",
+        ]
         variables = {**os.environ, "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1", "PYTEST_ADDOPTS": ""}
         return subprocess.run([*command, str(test)], env=variables, check=False).returncode
 

@@ -35,17 +35,25 @@ _SETTING = pytest.StashKey[dict[str, Any]]()
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.getgroup("evalution conformance").addoption(
+    group = parser.getgroup("evalution conformance")
+    group.addoption(
         "--conformance-report",
         metavar="FILE",
         type=Path,
         help="write the outcome of every conformance check as JSON",
     )
+    group.addoption(
+        "--conformance-lines", action="store_true", help="print a line for each conformance check"
+    )
 
 
 def pytest_configure(config: pytest.Config) -> None:
     if not hasattr(config, "workerinput"):
-        config.pluginmanager.register(Report(config.getoption("--conformance-report")))
+        file, lines = (
+            config.getoption("--conformance-report"),
+            config.getoption("conformance_lines"),
+        )
+        config.pluginmanager.register(Report(file, prints_lines=bool(lines)))
 
 
 @pytest.fixture(scope="class")
@@ -147,14 +155,25 @@ class Report:
     `gap` (fails as declared) or `gap closed` (a declared gap that passes: remove it).
     """
 
-    def __init__(self, file: Path | None):
+    def __init__(self, file: Path | None, *, prints_lines: bool = False):
         self._file = file
+        self._prints_lines = prints_lines
+        self._terminal: pytest.TerminalReporter | None = None
         self._classes: dict[str, dict[str, Any]] = {}
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         for name, value in report.user_properties:
             if name == PROPERTY:
                 self._add(cast(Any, value))
+
+    def pytest_sessionstart(self, session: pytest.Session) -> None:
+        if self._prints_lines:
+            self._terminal = session.config.pluginmanager.get_plugin("terminalreporter")
+
+    def pytest_report_teststatus(self, report: pytest.TestReport) -> tuple[str, str, str] | None:
+        """Leave pytest's letters out where each check has a line."""
+        is_hidden = self._prints_lines and report.when == "call"
+        return (report.outcome, "", "") if is_hidden else None
 
     def pytest_sessionfinish(self) -> None:
         if self._file is None:
@@ -184,7 +203,11 @@ class Report:
         known = self._classes.setdefault(entry["class"], {"checks": []})
         known.update(entry.get("setting", {}))
         if "check" in entry:
-            known["checks"].append(entry["check"])
+            check = entry["check"]
+            known["checks"].append(check)
+            if self._terminal is not None:
+                name = check["name"].removeprefix("test_").replace("_", " ")
+                self._terminal.write_line(f"{check['outcome']:<8}  {name}")
 
 
 def _summarize(known: dict[str, Any]) -> str:

@@ -125,7 +125,7 @@ def test_missing_library_is_named_with_its_extra(
 ) -> None:
     monkeypatch.setitem(sys.modules, "jinja2", None)
     parity = read_folders([parity_folder]).parity
-    with pytest.raises(ConfigurationError, match=r"needs jinja2.*evalution\[report\]"):
+    with pytest.raises(ConfigurationError, match=r"needs jinja2.*evalution-runner\[report\]"):
         write_report([], tmp_path / "page.html", parity=parity)
     assert not (tmp_path / "page.html").exists()
 
