@@ -67,7 +67,7 @@ def pytest_report_header() -> list[str]:
 
 def pytest_configure() -> None:
     required = os.environ.get("EVALUTION_REQUIRE", "").split()
-    if lost := sorted(name for name in required if not _installed(name)):
+    if lost := sorted(name for name in required if name in MISSING or not _installed(name)):
         raise pytest.UsageError(f"required, but not installed: {', '.join(lost)}")
 
 
