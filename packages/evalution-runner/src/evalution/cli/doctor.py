@@ -14,6 +14,7 @@ from evalution.cli.listings import complete_known_engines
 from evalution.cli.options import DebugOption, JsonOption
 from evalution.doctor.engines import PATIENCE, EngineHealth, Trial, choose_engines, examine_engine
 from evalution.doctor.machine import Machine, inspect_machine
+from evalution.installation import find_name_clash, find_unused_cuda
 from evalution.table import make_console
 from evalution.user_input import parse_path
 from evalution_core import ConfigurationError
@@ -52,7 +53,8 @@ def doctor(
     """Show what works on this machine, and how to fix the rest.
 
     An installed engine answers a request in a process of its own, so one that crashes or hangs
-    hurts nothing. Exit code 0 if at least one engine works, else 1.
+    hurts nothing. Exit code 0 if at least one engine works, else 1; 1 also where another project's
+    distribution `evalution` is installed.
     """
     with report_errors(debug=debug):
         if python is not None:
@@ -65,12 +67,18 @@ def doctor(
             raise typer.Exit(interpreter.run_command(parse_path(python).absolute(), asked))
         engines = choose_engines(engine or ())
         trial = Trial(_parse_options(option or (), engine or ()), model, patience)
+        machine = inspect_machine()
+        clash = find_name_clash()
+        unused = None if machine.accelerators else find_unused_cuda()
+        notices = [notice for notice in (clash, unused) if notice is not None]
+        if not as_json:
+            _print_machine(machine, notices)
         healths = _examine_engines(engines, trial, is_shown=not as_json)
         if as_json:
             shown = [health.to_dict() for health in healths]
-            facts = {"machine": asdict(inspect_machine()), "engines": shown}
+            facts = {"machine": asdict(machine), "notices": notices, "engines": shown}
             print(json.dumps(facts, indent=2, ensure_ascii=False))
-        if not any(health.status == "ok" for health in healths):
+        if clash is not None or not any(health.status == "ok" for health in healths):
             raise typer.Exit(EXIT_FAILED)
 
 
@@ -78,8 +86,6 @@ def _examine_engines(
     engines: Sequence[EngineEntry | str], trial: Trial, *, is_shown: bool
 ) -> list[EngineHealth]:
     healths: list[EngineHealth] = []
-    if is_shown:
-        _print_machine(inspect_machine())
     for found in engines:
         name = found if isinstance(found, str) else found.name
         with make_console().status(f"trying {name}"):
@@ -109,7 +115,7 @@ def _parse_options(pairs: Sequence[str], names: Sequence[str]) -> dict[str, Any]
     return found
 
 
-def _print_machine(machine: Machine) -> None:
+def _print_machine(machine: Machine, notices: Sequence[str]) -> None:
     terminal = make_console()
     absent = "none that nvidia-smi or rocm-smi reports"
     for label, text in (
@@ -118,6 +124,8 @@ def _print_machine(machine: Machine) -> None:
         *(("GPU", line) for line in machine.accelerators or (absent,)),
     ):
         terminal.print(f"{label:<10}{text}", soft_wrap=True)
+    for notice in notices:
+        terminal.print(f"!! {notice}", soft_wrap=True)
     terminal.print()
 
 

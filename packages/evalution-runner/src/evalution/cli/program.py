@@ -13,9 +13,10 @@ import typer
 from typer.core import TyperCommand, TyperGroup
 
 from evalution.ascii_text import replace_lacking_signs
-from evalution.cli.errors import EXIT_FAILED
+from evalution.cli.errors import EXIT_FAILED, report_errors
 from evalution.cli.extensions import add_commands
 from evalution.cli.options import Command, make_app
+from evalution.installation import check_installation
 from evalution_core.plugins import did_you_mean, normalize
 
 
@@ -126,6 +127,9 @@ class _Program(TyperGroup):
         super().__init__(commands=own | dict(commands or {}), **settings)
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        if args[0] != "doctor":  # it says the same, and what else is wrong
+            with report_errors(debug=False):
+                check_installation()
         is_command = self.get_command(ctx, args[0]) is not None or args[0].startswith("-")
         words = args if is_command else _complete_run(ctx, args, self.commands)
         verb, command, rest = super().resolve_command(ctx, words)

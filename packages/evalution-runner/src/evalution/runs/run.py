@@ -14,6 +14,7 @@ from typing import Any, Self, cast
 
 from evalution.environment import SCORING_POLICY, make_engine_record
 from evalution.error_boundary import clean_up
+from evalution.installation import check_installation
 from evalution.progress import Progress
 from evalution.redaction import mask_text, mask_value
 from evalution.results import RunResult, SuiteResult
@@ -133,6 +134,7 @@ class Run:
         *,
         session: BaseInferenceSession | None = None,
     ):
+        check_installation()
         options = options or RunOptions()
         self._progress = ProgressFile(options.progress)
         self._options = options = replace(options, progress=self._progress)
@@ -467,6 +469,7 @@ def run(
         TooManyFailuresError: as `on_error` and `max_failures` say.
         EvalutionError: the run failed. What was finished stands in the run folder.
     """
+    check_installation()
     suites = parse_tests(tests)
     options = RunOptions(
         output=output,
