@@ -59,7 +59,7 @@ def test_command_refuses_to_start_beside_the_other_project(
 def test_run_refuses_to_start_beside_the_other_project(install: Install) -> None:
     install("evalution", "0.0.17")
     with pytest.raises(ConfigurationError, match=CLASH):
-        evalution.run(tests=[])
+        evalution.run(tests=[evalution.Perplexity(data="builtin:tiny/prose", text="text")])
     with pytest.raises(ConfigurationError, match=CLASH):
         evalution.Run(None)
 

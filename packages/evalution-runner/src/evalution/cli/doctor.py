@@ -65,21 +65,25 @@ def doctor(
             flags = ["--patience", str(patience), *["--json"] * as_json, *["--debug"] * debug]
             asked = ["doctor", *(engine or ()), *models, *pairs, *flags]
             raise typer.Exit(interpreter.run_command(parse_path(python).absolute(), asked))
-        engines = choose_engines(engine or ())
         trial = Trial(_parse_options(option or (), engine or ()), model, patience)
-        machine = inspect_machine()
-        clash = find_name_clash()
-        unused = None if machine.accelerators else find_unused_cuda()
-        notices = [notice for notice in (clash, unused) if notice is not None]
-        if not as_json:
-            _print_machine(machine, notices)
-        healths = _examine_engines(engines, trial, is_shown=not as_json)
-        if as_json:
-            shown = [health.to_dict() for health in healths]
-            facts = {"machine": asdict(machine), "notices": notices, "engines": shown}
-            print(json.dumps(facts, indent=2, ensure_ascii=False))
-        if clash is not None or not any(health.status == "ok" for health in healths):
+        if not _show_health(choose_engines(engine or ()), trial, as_json=as_json):
             raise typer.Exit(EXIT_FAILED)
+
+
+def _show_health(engines: Sequence[EngineEntry | str], trial: Trial, *, as_json: bool) -> bool:
+    """Print the machine, the installation and each engine; return whether one can be used."""
+    machine = inspect_machine()
+    clash = find_name_clash()
+    unused = None if machine.accelerators else find_unused_cuda()
+    notices = [notice for notice in (clash, unused) if notice is not None]
+    if not as_json:
+        _print_machine(machine, notices)
+    healths = _examine_engines(engines, trial, is_shown=not as_json)
+    if as_json:
+        shown = [health.to_dict() for health in healths]
+        facts = {"machine": asdict(machine), "notices": notices, "engines": shown}
+        print(json.dumps(facts, indent=2, ensure_ascii=False))
+    return clash is None and any(health.status == "ok" for health in healths)
 
 
 def _examine_engines(

@@ -469,7 +469,6 @@ def run(
         TooManyFailuresError: as `on_error` and `max_failures` say.
         EvalutionError: the run failed. What was finished stands in the run folder.
     """
-    check_installation()
     suites = parse_tests(tests)
     options = RunOptions(
         output=output,
