@@ -333,7 +333,8 @@ def run_light(stages: Stages) -> None:
     stages.run("fuzz", ["uv", "run", "tools/fuzz.py", "--seed", "1"])
     stages.run("workflows", ["uvx", f"zizmor=={ZIZMOR}", "--offline", "--quiet", ".github"])
     site = ["uv", "run", "--only-group", "docs", "tools/docs_site.py"]
-    shown = ["tests/test_first_commands.py", "tests/test_recording.py"]
+    pages = ("first_commands", "git_install", "recording")
+    shown = [f"tests/test_{page}.py" for page in pages]
     stages.run("first commands", ["uv", "run", "pytest", "-m", "wide", *shown])
     stages.run("site", site, {"UV_PROJECT_ENVIRONMENT": str(ROOT / ".venv-docs")})
     if stages.run("upstream signatures", ["uv", "run", "tools/check_upstream_api.py"]):
