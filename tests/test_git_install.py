@@ -22,7 +22,8 @@ COMMANDS = re.findall(r"^\$ ((?:uv )?pip install .*git\+.*)$", PAGE, re.MULTILIN
 @pytest.mark.parametrize("command", COMMANDS, ids=["uv", "pip"])
 def test_command_from_git_installs_what_runs(command: str, tmp_path: Path) -> None:
     head = subprocess.check_output(["git", "rev-parse", "HEAD"], cwd=ROOT, text=True).strip()
-    words = shlex.split(command.replace(ADDRESS, f"git+{ROOT.as_uri()}@{head}"))
+    # Older versions of pip refuse an address without a host.
+    words = shlex.split(command.replace(ADDRESS, f"git+file://localhost{ROOT}@{head}"))
     environment = tmp_path / "environment"
     subprocess.run([sys.executable, "-m", "venv", environment], check=True)
     programs = environment / "bin"

@@ -65,6 +65,7 @@ def doctor(
             flags = ["--patience", str(patience), *["--json"] * as_json, *["--debug"] * debug]
             asked = ["doctor", *(engine or ()), *models, *pairs, *flags]
             raise typer.Exit(interpreter.run_command(parse_path(python).absolute(), asked))
+        engines = choose_engines(engine or ())
         trial = Trial(_parse_options(option or (), engine or ()), model, patience)
         clash = find_name_clash()
         healths = _report(engines, trial, clash, as_json=as_json)
