@@ -33,6 +33,8 @@ def install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Install:
         lines += [f"Requires-Dist: {requires}"] * bool(requires)
         (about / "METADATA").write_text("\n".join([*lines, "", ""]), encoding="utf-8")
         (about / "RECORD").write_text(f"{name}/lib.so,sha256=,{size}\n", encoding="utf-8")
+        (site / name).mkdir()
+        (site / name / "lib.so").touch()  # Python 3.12 lists only the files that exist.
 
     return write
 

@@ -55,8 +55,9 @@ def run(*arguments: str | Path) -> list[str]:
 
 
 def test_the_shapes_of_a_file_are_run_on_the_cpu(small: Path) -> None:
-    runtime, _, row, memory = run("--config", small)
+    runtime, _, model, row, memory = run("--config", small)
     assert runtime.startswith("float32 cpu, evalution-transformers ")
+    assert model.startswith("model: 0 M, vocabulary 500")
     name, requests, _, _, _, share, nats, *_ = row.split()
     assert (name, requests, share) == ("hellaswag", "8", "1.000")
     assert float(nats) < 1e-4
