@@ -142,10 +142,11 @@ def test_a_call_that_waits_when_the_session_closes_is_ended(
         holding.set()
         return gate.wait(WAIT_S)
 
-    held = aside.submit(thread.call, hold)
-    assert holding.wait(WAIT_S)
     signals = threading.Semaphore(0)
     thread.on_wake = lambda: signals.release()
+    held = aside.submit(thread.call, hold)
+    assert holding.wait(WAIT_S)
+    assert signals.acquire(timeout=WAIT_S)
     pending = aside.submit(thread.call, lambda: "never")
     assert signals.acquire(timeout=WAIT_S)
     closing = aside.submit(thread.close, lambda: None)
