@@ -1,4 +1,4 @@
-"""The checks of `tools/check.py house` and `words` find the faults that they are for."""
+"""The checks of the tree find the faults that they are for, and a new engine has none."""
 
 from __future__ import annotations
 
@@ -13,6 +13,8 @@ sys.path.insert(0, str(TOOLS))
 
 import house  # noqa: E402
 import words  # noqa: E402
+
+from evalution_enginekit import new  # noqa: E402
 
 
 @pytest.fixture
@@ -87,3 +89,13 @@ def test_this_tree_keeps_its_bounds(check: str) -> None:
     command = [sys.executable, str(TOOLS / f"{check}.py")]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout
+
+
+@pytest.mark.parametrize("name", ["zeta", "tensorrt-llm"])
+def test_new_engine_passes_the_linter(name: str, tmp_path: Path) -> None:
+    assert new.main([name, "--into", str(tmp_path)]) == 0
+    configuration = ["--config", str(TOOLS.parent / "pyproject.toml"), "--no-cache"]
+    for arguments in (["check"], ["format", "--check"]):
+        command = [sys.executable, "-m", "ruff", *arguments, *configuration, str(tmp_path)]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stdout + done.stderr

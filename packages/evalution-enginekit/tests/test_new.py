@@ -77,17 +77,6 @@ def test_new_engine_passes_its_own_tests(zeta: Path, mode: list[str]) -> None:
     assert outcomes == {"passed", "refused", "skipped"}
 
 
-@pytest.mark.parametrize("tool", ["check", "format"])
-@pytest.mark.parametrize("name", ["zeta", "tensorrt-llm"])
-def test_new_engine_passes_the_linter(name: str, tool: str, tmp_path: Path) -> None:
-    assert new.main([name, "--into", str(tmp_path)]) == 0
-    arguments = {"check": ["check"], "format": ["format", "--check"]}[tool]
-    configuration = ["--config", str(ROOT / "pyproject.toml"), "--no-cache"]
-    command = [sys.executable, "-m", "ruff", *arguments, *configuration, str(tmp_path)]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stdout
-
-
 def test_engine_outside_a_workspace_has_sources_of_none(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
