@@ -103,6 +103,19 @@ def test_extras_of_members_exist(member: str) -> None:
             assert requirement.extras <= offered.keys(), str(requirement)
 
 
+def test_texts_name_members_and_extras_that_exist() -> None:
+    listed = ["git", "ls-files", "*.md", "packages/*/src/*.py", "docs/*.py", ":!docs/decisions"]
+    files = subprocess.run(listed, cwd=ROOT, capture_output=True, text=True, check=True)
+    for file in files.stdout.split():
+        text = (ROOT / file).read_text(encoding="utf-8")
+        named = re.findall(r"(?:--package |pip install '?)(evalution[\w-]*)(?:\[([\w,]+)\])?", text)
+        named += re.findall(r"\b(evalution[\w-]*)\[([a-z,]+)\]", text)
+        for member, extras in set(named) - {("evalution-acme", "")}:
+            assert member in MEMBERS, f"{file} names {member}"
+            offered = project(member).get("optional-dependencies", {})
+            assert set(filter(None, extras.split(","))) <= offered.keys(), f"{file}: {extras}"
+
+
 @each_member
 def test_members_are_taken_from_the_workspace(member: str) -> None:
     sources = (

@@ -5,7 +5,7 @@
 A plain torch loop trains the weights that the backend `local` prepared. Every 50 steps the engine
 `Transformers` attaches to them and runs three suites: held-out numbers, the sums that the model
 could do before, and the prose it was trained on. The report plots the scores over the steps. It
-takes evalution-training[local], evalution-transformers and evalution[report].
+takes evalution-training[local], evalution-transformers and evalution-runner[report].
 """
 
 from __future__ import annotations

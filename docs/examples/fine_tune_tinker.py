@@ -3,8 +3,9 @@
     python docs/examples/fine_tune_tinker.py URL MODEL TOKENIZER
 
 A LoRA is trained on the server. Every 50 steps the engine `Tinker` attaches to the weights of that
-moment. It takes evalution-training[tinker], evalution-tinker and evalution[report]. The environment
-variable TINKER_API_KEY holds the key; for a server that asks for none, any text with `tml-` first.
+moment. It takes evalution-training[tinker], evalution-tinker and evalution-runner[report]. The
+environment variable TINKER_API_KEY holds the key; for a server that asks for none, any text with
+`tml-` first.
 """
 
 from __future__ import annotations

@@ -14,7 +14,7 @@ from evalution_core.builtins import builtin_path
 
 pytest.importorskip("skyrl", reason="skyrl is not installed")
 pytest.importorskip("tinker", reason="tinker is not installed")
-pytest.importorskip("jinja2", reason="evalution[report] is not installed")
+pytest.importorskip("jinja2", reason="evalution-runner[report] is not installed")
 
 # tinker 0.24 leaves a connection open however it is closed.
 pytestmark = [

@@ -133,7 +133,7 @@ def test_every_must_be_a_positive_int() -> None:
 
 @pytest.mark.slow
 def test_example_learns_and_evaluation_does_not_affect_training(tmp_path: Path) -> None:
-    pytest.importorskip("jinja2", reason="evalution[report] is not installed")
+    pytest.importorskip("jinja2", reason="evalution-runner[report] is not installed")
     found = importlib.util.spec_from_file_location("fine_tune", EXAMPLE)
     assert found is not None
     assert found.loader is not None
