@@ -34,6 +34,7 @@ FIRST_STEPS = {
     "validate": ("evalution.cli.specs.load_spec", ["spec.yaml"]),
     "show": ("evalution.cli.show.read_run", ["out"]),
     "compare": ("evalution.cli.comparison.read_run", ["one", "two"]),
+    "gate": ("evalution.cli.comparison.read_run", ["one", "two"]),
     "parity": ("evalution.cli.parity.load_spec", ["spec.yaml"]),
     "noise": ("evalution.cli.noise.load_spec", ["spec.yaml"]),
     "report": ("evalution.report.page.read_folders", ["out"]),
@@ -172,6 +173,8 @@ NOT_THERE = [
     (["validate", "none.yaml"], "there is no spec file none.yaml"),
     (["show", "none"], "there is no run folder none"),
     (["compare", "none", "none"], "there is no run folder none"),
+    (["gate", "none", "none"], "there is no run folder none"),
+    (["gate", "none", "none", "--policy", "none.yaml"], "none.yaml can't be read: No such file"),
     (["parity", "none.yaml"], "there is no spec file none.yaml"),
     (["noise", "none.yaml"], "there is no spec file none.yaml"),
     (["report", "none"], "there is no run folder none"),
@@ -219,4 +222,4 @@ def test_the_guide_has_every_status() -> None:
     guide = GUIDE.read_text(encoding="utf-8")
     table = guide.partition("| exit code |")[2]
     found = re.findall(r"^\| (\d+) \|", table, re.MULTILINE)
-    assert found == ["0", "1", "2", "3", "129", "130", "143"]
+    assert found == ["0", "1", "2", "3", "4", "129", "130", "143"]

@@ -1,19 +1,28 @@
-"""`evalution compare` and `evalution report`."""
+"""`evalution compare`, `evalution gate` and `evalution report`."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from evalution import comparison
-from evalution.cli.errors import report_errors
+from evalution.cli.errors import EXIT_OUTSIDE, EXIT_UNDECIDED, report_errors
 from evalution.cli.options import DebugOption, JsonOption
 from evalution.comparison import table
+from evalution.comparison.gate import (
+    Policy,
+    decide,
+    describe_decision,
+    make_gate_table,
+    read_policy,
+)
 from evalution.fidelity import candidates
 from evalution.fidelity.store import FIDELITY_FILE, read_fidelity
+from evalution.result_file import write_whole
 from evalution.results import RunResult, to_json
 from evalution.runs.reader import read_run
 from evalution.table import make_console
@@ -21,6 +30,8 @@ from evalution.user_input import parse_path
 from evalution_core import ConfigurationError
 
 _FLIPS_SHOWN = 10
+_EXITS = {"ship": 0, "block": EXIT_OUTSIDE, "undecided": EXIT_UNDECIDED}
+_STYLES = {"ship": "green", "block": "red", "undecided": "yellow"}
 
 
 def compare(
@@ -86,6 +97,65 @@ def _compare_candidates(folders: Sequence[str], flipped: int | None, *, as_json:
         return
     terminal = make_console()
     terminal.print(candidates.make_candidate_table(groups[0], width=terminal.width))
+
+
+def gate(
+    folders: Annotated[
+        list[str],
+        typer.Argument(
+            metavar="DIR", help="The baseline's run and the candidate's; fidelity measurements."
+        ),
+    ],
+    policy: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="A YAML file with the margins.")
+    ] = None,
+    loss: Annotated[
+        float | None, typer.Option(min=0.0, help="Most that any suite's score may lose.")
+    ] = None,
+    kl: Annotated[
+        float | None, typer.Option(min=0.0, help="Largest mean KL divergence, in nats.")
+    ] = None,
+    junit: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="The checks as JUnit XML, for a CI.")
+    ] = None,
+    as_json: JsonOption = False,
+    debug: DebugOption = False,
+) -> None:
+    """Decide if a candidate may ship. Exit code 3: it may not; 4: the rows don't decide it."""
+    with report_errors(debug=debug):
+        rules = Policy() if policy is None else read_policy(policy)
+        given = {"loss": loss, "kl": kl}
+        rules = replace(
+            rules, **{name: value for name, value in given.items() if value is not None}
+        )
+        found, measurements = _read_sides(folders)
+        decision = decide(rules, found, [read_fidelity(path) for path in measurements])
+        if junit is not None:
+            write_whole(junit, decision.to_junit())
+        if as_json:
+            print(to_json(decision.to_dict(), indent=2))
+        else:
+            terminal = make_console()
+            if found is not None:
+                for line in (*table.list_headings(found), *table.list_remarks(found)):
+                    terminal.print(line, soft_wrap=True)
+            terminal.print(make_gate_table(decision))
+            for line in describe_decision(decision):
+                terminal.print(line, style=_STYLES[decision.verdict], soft_wrap=True)
+        raise typer.Exit(_EXITS[decision.verdict])
+
+
+def _read_sides(folders: Sequence[str]) -> tuple[comparison.Comparison | None, list[str]]:
+    """Return the comparison of the two runs, if there are any, and the other folders."""
+    measurements = [path for path in folders if FIDELITY_FILE.is_in(parse_path(path))]
+    runs = [path for path in folders if path not in measurements]
+    if len(runs) not in (0, 2):
+        raise ConfigurationError(
+            f"name two runs, the baseline's and the candidate's, not {len(runs)}: "
+            f"{', '.join(runs)}; of fidelity measurements any number"
+        )
+    found = comparison.compare(*map(read_run, runs)) if runs else None
+    return found, measurements
 
 
 def report(

@@ -22,7 +22,9 @@ from evalution_core import (
 
 EXIT_FAILED, EXIT_USAGE, EXIT_WITH_FAILURES = 1, 2, 3
 EXIT_OUTSIDE = EXIT_WITH_FAILURES
-"""Two engines differ by more than the tolerance."""
+"""Two engines differ by more than the tolerance, or a candidate by more than the policy allows."""
+EXIT_UNDECIDED = 4
+"""There are too few rows to say if a candidate may ship."""
 _HINT = "hint: "
 """The beginning of a line, or of a note of an error, that says what to do next."""
 

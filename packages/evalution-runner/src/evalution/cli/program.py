@@ -51,6 +51,12 @@ COMMANDS = {
         "Compare two runs: scores, whether the difference could be chance, and rows that flipped.",
         "evalution compare runs/A runs/B --flipped 3",
     ),
+    "gate": _OwnCommand(
+        "comparison",
+        "Decide if a candidate may ship. Exit code 3: it may not; 4: the rows don't decide it.",
+        "evalution gate runs/float16 runs/q4 --loss 0.01\n"
+        "evalution gate runs/float16 runs/q4 fidelity/q4 --policy policy.yaml --junit gate.xml",
+    ),
     "parity": _OwnCommand(
         "parity",
         "Compare two engines: the same token ids through both. Exit code 3: they differ.",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any, Literal
 
 from evalution.scoring.metrics import NORMAL_QUANTILE
@@ -27,6 +28,7 @@ def two_sided_p(t: float, freedom: float) -> float:
     return _incomplete_beta(freedom / (freedom + square), square / (freedom + square), freedom)
 
 
+@lru_cache(maxsize=64)
 def two_sided_quantile(p: float, freedom: float) -> float:
     """The t that |T| reaches with probability `p`, between 1e-9 and 1; by bisection."""
     low, high = 0.0, 1.0
@@ -158,6 +160,17 @@ def sign_test(
     """
     better = _count_better(left, right, higher_is_better=higher_is_better)
     return PairedTest("sign", len(left), *better, coin_p(*better) if left else None)
+
+
+def widen_interval(
+    interval: tuple[float, float], confidence: float, freedom: float
+) -> tuple[float, float]:
+    """Return a 95 % interval at a higher confidence: of the same middle, by quantiles of t."""
+    scale = two_sided_quantile(1 - confidence, freedom) / two_sided_quantile(
+        1 - CONFIDENCE, freedom
+    )
+    middle, margin = sum(interval) / 2, scale * (interval[1] - interval[0]) / 2
+    return middle - margin, middle + margin
 
 
 def coin_p(heads: int, tails: int) -> float:

@@ -1,0 +1,342 @@
+"""The decision on a release: losses of a candidate, held against the margins of a policy.
+
+Each check is a test of non-inferiority. It passes if the 95 % interval of the loss lies within the
+margin; as all checks have to pass, their number makes no wrong release likelier. It blocks if the
+interval lies beyond the margin, at a confidence that allows for the number of checks (Bonferroni).
+Between the two, rows are too few. Decision 0027 has the rates of wrong verdicts.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Annotated, Any, ClassVar, Literal
+from xml.etree import ElementTree
+
+from pydantic import Field
+from rich import box
+from rich.table import Table
+
+from evalution.comparison.comparison import Comparison, MetricComparison, Pairing
+from evalution.comparison.significance import CONFIDENCE, widen_interval
+from evalution.fidelity.result import Estimate, FidelityResult
+from evalution.yaml_spec.yaml_file import as_mapping, read_yaml
+from evalution_core import ConfigurationError
+from evalution_core.options import check_option_names, parse_options
+from evalution_core.plugins import did_you_mean
+
+SCHEMA_VERSION = 1
+_MOST_ROWS = 1_000_000
+
+Verdict = Literal["ship", "undecided", "block"]
+Margin = Annotated[float, Field(ge=0.0, allow_inf_nan=False)]
+
+
+@dataclass(frozen=True, kw_only=True)
+class SuitePolicy:
+    """What one suite may lose."""
+
+    declared_as: ClassVar[str] = "the gate's"
+
+    loss: Annotated[Margin | None, Field(description="Margin, in place of the general one.")] = None
+    metric: Annotated[str | None, Field(description="Metric that counts, if not the first.")] = None
+    advisory: Annotated[bool, Field(description="Show the check, and decide without it.")] = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class Policy:
+    """The largest loss of each kind that a candidate may have.
+
+    Without `loss`, the suites that are named are checked, and no others.
+    """
+
+    declared_as: ClassVar[str] = "the gate's"
+
+    loss: Annotated[Margin | None, Field(description="Of each suite, in units of its metric.")] = (
+        None
+    )
+    suites: Annotated[
+        dict[str, SuitePolicy], Field(description="Suites with rules of their own, by name.")
+    ] = field(default_factory=dict[str, SuitePolicy])
+    kl: Annotated[
+        Margin | None,
+        Field(description="Mean KL divergence in nats; beyond the control's, where one was run."),
+    ] = None
+    log_ppl_ratio: Annotated[
+        Margin | None, Field(description="Logarithm of the ratio of perplexities.")
+    ] = None
+    other_top: Annotated[
+        Margin | None, Field(description="Share of positions with another likeliest token.")
+    ] = None
+
+
+def read_policy(path: Path) -> Policy:
+    """Return the policy of a YAML file.
+
+    Raises:
+        ConfigurationError: the file can't be read, or a name or a value in it is wrong.
+    """
+    found = as_mapping(read_yaml(path), f"the policy {path}")
+    for name, rule in as_mapping(found.get("suites", {}), f"'suites' of {path}").items():
+        check_option_names(SuitePolicy, as_mapping(rule, f"suite {name!r} of {path}"))
+    return Policy(**parse_options(Policy, found))
+
+
+@dataclass(frozen=True, slots=True)
+class Check:
+    """One loss held against its margin.
+
+    `loss` is positive where the candidate is worse, and `interval` contains it with 95 %
+    confidence; both are None where the reason says why there is none.
+    """
+
+    subject: str
+    figure: str
+    margin: float
+    loss: float | None
+    interval: tuple[float, float] | None
+    verdict: Verdict
+    reason: str
+    advisory: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """All checks, and the verdict of those that aren't advisory: the worst of theirs."""
+
+    checks: Sequence[Check]
+
+    @property
+    def verdict(self) -> Verdict:
+        verdicts = {check.verdict for check in self.checks if not check.advisory}
+        return (
+            "block" if "block" in verdicts else "undecided" if "undecided" in verdicts else "ship"
+        )
+
+    def to_dict(self) -> dict[str, Any]:
+        checks = [asdict(check) for check in self.checks]
+        return {"schema_version": SCHEMA_VERSION, "verdict": self.verdict, "checks": checks}
+
+    def to_junit(self) -> str:
+        """Return JUnit XML: a check that blocks is a failure, an undecided one an error.
+
+        One that is advisory is skipped unless it passes.
+        """
+        root = ElementTree.Element("testsuite", name="evalution gate", tests=str(len(self.checks)))
+        for check in self.checks:
+            case = ElementTree.SubElement(root, "testcase", classname=check.subject)
+            case.set("name", check.figure)
+            if check.verdict != "ship":
+                kind = {"block": "failure", "undecided": "error"}[check.verdict]
+                kind = "skipped" if check.advisory else kind
+                ElementTree.SubElement(case, kind, message=check.reason)
+        for kind in ("failure", "error", "skipped"):
+            root.set(kind + "s" * (kind != "skipped"), str(len(root.findall(f"*/{kind}"))))
+        return ElementTree.tostring(root, encoding="unicode") + "\n"
+
+
+def decide(
+    policy: Policy,
+    comparison: Comparison | None = None,
+    measurements: Sequence[FidelityResult] = (),
+) -> Decision:
+    """Hold a candidate against a policy.
+
+    Args:
+        policy: the margins.
+        comparison: the baseline's run on the left, the candidate's on the right.
+        measurements: fidelity of the candidate.
+
+    Raises:
+        ConfigurationError: the policy names a suite or a metric that the baseline lacks, or there
+            is nothing to check.
+    """
+    losses = [] if comparison is None else [*_list_losses(policy, comparison)]
+    losses += [loss for found in measurements for loss in _list_distances(policy, found)]
+    if not losses:
+        raise ConfigurationError(
+            "the policy has no margin for what was given: `loss` or `suites` are for runs, `kl`, "
+            "`log_ppl_ratio` and `other_top` for fidelity measurements; for instance --loss 0.01"
+        )
+    return Decision([loss.check(len(losses)) for loss in losses])
+
+
+@dataclass(frozen=True, slots=True)
+class _Loss:
+    """A loss before it is judged; `obstacle` says why it can't be.
+
+    `rows` counts the independent parts that the interval stands on.
+    """
+
+    subject: str
+    figure: str
+    margin: float
+    loss: float | None
+    interval: tuple[float, float] | None
+    rows: int
+    obstacle: str | None = None
+    advisory: bool = False
+
+    def check(self, count: int) -> Check:
+        """Judge it as one of `count` checks."""
+        verdict, reason = self._judge(count)
+        shown = (self.loss, self.interval)
+        return Check(self.subject, self.figure, self.margin, *shown, verdict, reason, self.advisory)
+
+    def _judge(self, count: int) -> tuple[Verdict, str]:
+        if self.loss is None or self.interval is None or self.obstacle is not None:
+            return "undecided", self.obstacle or "there are too few rows for an interval"
+        margin = _format(self.margin)
+        low, high = self.interval
+        if high <= self.margin:
+            return "ship", f"loses at most {_format(high)}, within {margin}"
+        least, _ = widen_interval(self.interval, 1 - (1 - CONFIDENCE) / count, self.rows - 1)
+        if least > self.margin:
+            return "block", f"loses at least {_format(least)}, more than {margin}"
+        ends = f"between {_format(low)} and {_format(high)}"
+        advice = _advise(abs(self.margin - self.loss), (high - low) / 2, self.rows)
+        return "undecided", f"loses {ends}, so that {margin} can't be judged; {advice}"
+
+
+def _advise(distance: float, half_width: float, rows: int) -> str:
+    """Return how many rows would settle a check if the loss stayed as far from the margin."""
+    needed = rows * (half_width / distance) ** 2 if distance else math.inf
+    if needed > _MOST_ROWS:
+        return "the loss is at the margin, where more rows don't help"
+    return f"about {round(needed, 1 - math.floor(math.log10(needed))):,.0f} rows would do"
+
+
+def _list_losses(policy: Policy, comparison: Comparison) -> Iterator[_Loss]:
+    baseline = {suite.name: suite for suite in comparison.left.suites}
+    compared = {suite.name: suite for suite in comparison.suites}
+    for name in policy.suites:
+        if name not in baseline:
+            raise ConfigurationError(
+                f"the baseline has no suite {name!r}, which the policy names"
+                f"{did_you_mean(name, baseline)} (suites: {', '.join(baseline) or 'none'})"
+            )
+    for name, suite in baseline.items():
+        rule = policy.suites.get(name, SuitePolicy())
+        margin = policy.loss if rule.loss is None else rule.loss
+        if margin is None or (policy.loss is None and name not in policy.suites):
+            continue
+        metric = rule.metric or next(iter(suite.metrics), "")
+        if metric not in suite.metrics:
+            raise ConfigurationError(
+                f"suite {name!r} has no metric {metric!r}{did_you_mean(metric, suite.metrics)} "
+                f"(metrics: {', '.join(suite.metrics) or 'none'})"
+            )
+        found = compared.get(name)
+        metrics = {} if found is None else {each.name: each for each in found.metrics}
+        loss, interval, rows = _read_loss(metrics.get(metric))
+        obstacle = (
+            f"the candidate's run lacks the suite; it is {comparison.right.status}"
+            if found is None
+            else _find_obstacle(found.rows, metrics[metric])
+        )
+        yield _Loss(name, metric, margin, loss, interval, rows, obstacle, rule.advisory)
+
+
+def _read_loss(
+    metric: MetricComparison | None,
+) -> tuple[float | None, tuple[float, float] | None, int]:
+    """Return the loss with its interval, and the rows that both answered."""
+    if metric is None or metric.test is None or metric.test.difference is None:
+        return None, None, 0
+    test, sign = metric.test, -1.0 if metric.higher_is_better else 1.0
+    ends = test.interval
+    if ends is None and test.p_value == 1.0:  # every row has the same score on both sides
+        ends = (0.0, 0.0)
+    if ends is not None:
+        ends = min(sign * end for end in ends), max(sign * end for end in ends)
+    return sign * metric.test.difference + 0.0, ends, test.pairs
+
+
+def _find_obstacle(rows: Pairing, metric: MetricComparison) -> str | None:
+    """Return why the rows that both answered don't speak for all, and what to do."""
+    if rows.other_rows:
+        return f"{rows.other_rows} rows differ in their data; run both sides on the same rows"
+    if rows.left_only:
+        return f"{rows.left_only} rows of the baseline are missing; finish the candidate's run"
+    if failed := max(rows.left_failed, rows.right_failed):
+        return f"{failed} rows failed on a side; `evalution run … --retry-failed` asks them again"
+    if metric.test is not None and metric.test.difference is None:
+        return (
+            f"{metric.name} is no mean of its rows, so the loss has no interval; name another "
+            "`metric`, make the suite `advisory`, or measure fidelity, whose log_ppl_ratio has one"
+        )
+    return None
+
+
+def _list_distances(policy: Policy, found: FidelityResult) -> Iterator[_Loss]:
+    whole = found.overall
+    side = whole.candidate.divergence
+    label = str(found.candidate.model.get("label") or found.candidate.model.get("path"))
+    bound = None
+    if side.is_lower_bound:
+        bound = "only the likeliest tokens were compared, so this is a lower bound, which proves "
+        bound += "no nearness; measure with engines that give whole distributions"
+    kl = "kl beyond the control" if whole.contrast else "kl"
+    for figure, margin, loss, obstacle in (
+        (kl, policy.kl, whole.contrast or side.kl, bound),
+        ("log_ppl_ratio", policy.log_ppl_ratio, side.log_ppl_ratio, None),
+        ("other_top", policy.other_top, _complement(side.same_top), None),
+    ):
+        if margin is not None:
+            yield _read_estimate(label, figure, margin, loss, whole.documents, obstacle)
+
+
+def _read_estimate(
+    subject: str, figure: str, margin: float, loss: Estimate, documents: int, obstacle: str | None
+) -> _Loss:
+    low, high = loss.low, loss.high
+    if low is None or high is None:
+        few = "fewer than two documents leave no interval; measure more rows"
+        return _Loss(subject, figure, margin, loss.value, None, documents, few)
+    if low > margin:  # a lower bound that is too large is too large
+        obstacle = None
+    return _Loss(subject, figure, margin, loss.value, (low, high), documents, obstacle)
+
+
+def _complement(share: Estimate) -> Estimate:
+    ends = [None if end is None else 1 - end for end in (share.high, share.low)]
+    return Estimate(1 - share.value, *ends)
+
+
+def _format(value: float) -> str:
+    return f"{value:.3g}"
+
+
+def describe_decision(decision: Decision) -> Iterator[str]:
+    """Yield the verdict, with each check that decided it."""
+    deciding = [
+        check
+        for check in decision.checks
+        if check.verdict == decision.verdict and not check.advisory
+    ]
+    if decision.verdict == "ship":
+        count = f"{len(deciding)} check{'' if len(deciding) == 1 else 's'}"
+        yield f"ship: every loss is within its margin ({count})"
+        return
+    for check in deciding:
+        yield f"{decision.verdict}: {check.subject}, {check.figure}: {check.reason}"
+
+
+_SHOWN = ("loss", "95 % interval", "margin", "verdict")
+
+
+def make_gate_table(decision: Decision) -> Table:
+    """Return a row for each check; a loss below zero is a gain."""
+    table = Table(box=box.SIMPLE_HEAD)
+    for name in ("of", "figure"):
+        table.add_column(name, overflow="fold")
+    for name in _SHOWN:
+        table.add_column(name, justify="right", no_wrap=True)
+    for check in decision.checks:
+        ends = "–" if check.interval is None else " to ".join(map(_format, check.interval))
+        loss = "–" if check.loss is None else _format(check.loss)
+        verdict = f"({check.verdict})" if check.advisory else check.verdict
+        table.add_row(check.subject, check.figure, loss, ends, _format(check.margin), verdict)
+    return table

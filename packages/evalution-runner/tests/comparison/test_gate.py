@@ -1,0 +1,252 @@
+"""`evalution gate`: what ships, what is blocked, and what the rows don't decide."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+from xml.etree import ElementTree
+
+import pytest
+from click.testing import Result
+from typer.testing import CliRunner
+
+import evalution
+from evalution.cli.program import app
+from evalution.comparison import compare
+from evalution.comparison.gate import (
+    Check,
+    Policy,
+    SuitePolicy,
+    decide,
+    describe_decision,
+    read_policy,
+)
+from evalution.fidelity.measurement import FidelityOptions, measure_fidelity
+from evalution.fidelity.result import Estimate, FidelityResult
+from evalution.fidelity.store import write_fidelity
+from evalution.results import MetricResult, RunResult, SampleResult, SuiteResult
+from evalution.runs.preflight import EngineAndModel
+from evalution_core import ConfigurationError, Model
+from evalution_enginekit.mock import Mock
+
+Values = Sequence[float | None]
+
+
+def make_run(values: Values, *, up: bool = True, score: float | None = None) -> RunResult:
+    """A run with the suite `s`, whose rows have these values; None failed."""
+    samples = [
+        SampleResult("s", row, error="no answer")
+        if value is None
+        else SampleResult("s", row, metrics={"acc": value})
+        for row, value in enumerate(values)
+    ]
+    known = [value for value in values if value is not None]
+    metric = MetricResult(sum(known) / len(known) if score is None else score, None, up, len(known))
+    counts = len(values), len(values) - len(known), None, len(values), 0.0
+    suite = SuiteResult("s", "T", {}, {"acc": metric}, *counts, kept_samples=samples)
+    return RunResult({}, {}, {}, {}, status="done", suites=[suite])
+
+
+def judge(before: Values, after: Values, loss: float, **given: Any) -> Check:
+    found = compare(make_run(before, **given), make_run(after, **given))
+    (check,) = decide(Policy(loss=loss), found).checks
+    return check
+
+
+def test_loss_within_the_margin_ships() -> None:
+    check = judge([1.0] * 990 + [0.0] * 10, [1.0] * 989 + [0.0] * 11, 0.01)
+    assert check.verdict == "ship"
+    assert check.loss == pytest.approx(0.001)
+    assert check.reason == "loses at most 0.00376, within 0.01"
+
+
+def test_loss_beyond_the_margin_is_blocked() -> None:
+    check = judge([1.0] * 1000, [1.0] * 950 + [0.0] * 50, 0.01)
+    assert check.verdict == "block"
+    assert check.reason == "loses at least 0.0363, more than 0.01"
+
+
+def test_too_few_rows_decide_nothing_and_their_number_is_advised() -> None:
+    check = judge([1.0] * 100, [1.0] * 98 + [0.0] * 2, 0.03)
+    assert check.verdict == "undecided"
+    assert check.reason == (
+        "loses between -0.0135 and 0.0527, so that 0.03 can't be judged; about 1,100 rows would do"
+    )
+    at = judge([1.0] * 100, [1.0] * 98 + [0.0] * 2, 0.02)
+    assert at.reason.endswith("the loss is at the margin, where more rows don't help")
+
+
+def test_loss_of_an_error_rate_is_its_rise() -> None:
+    check = judge([0.0] * 1000, [1.0] * 50 + [0.0] * 950, 0.01, up=False)
+    assert (check.verdict, check.loss) == ("block", 0.05)
+
+
+def test_gain_ships_and_is_a_negative_loss() -> None:
+    check = judge([0.5, 0.25] * 50, [0.75, 0.75] * 50, 0.0)
+    assert check.verdict == "ship"
+    assert check.loss == pytest.approx(-0.375)
+
+
+def test_equal_scores_of_every_row_ship() -> None:
+    assert judge([0.5, 0.25] * 5, [0.5, 0.25] * 5, 0.0).interval == (0.0, 0.0)
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "given", "reason"),
+    [
+        ([1.0, 1.0, 1.0], [1.0, 1.0, None], {}, "1 rows failed on a side; `evalution run"),
+        ([1.0, 1.0, 1.0], [1.0, 1.0], {}, "1 rows of the baseline are missing; finish the cand"),
+        ([0.5, 0.2], [0.5, 0.1], {"score": 9.0}, "acc is no mean of its rows, so the loss has no"),
+        ([0.5], [0.25], {}, "there are too few rows for an interval"),
+    ],
+)
+def test_rows_that_speak_for_no_suite_decide_nothing(
+    before: Values, after: Values, given: dict[str, Any], reason: str
+) -> None:
+    check = judge(before, after, 1.0, **given)
+    assert check.verdict == "undecided"
+    assert check.reason.startswith(reason)
+
+
+def test_suite_that_the_candidate_lacks_decides_nothing() -> None:
+    candidate = replace(make_run([1.0]), suites=[], status="interrupted")
+    decision = decide(Policy(loss=0.1), compare(make_run([1.0]), candidate))
+    assert [*describe_decision(decision)] == [
+        "undecided: s, acc: the candidate's run lacks the suite; it is interrupted"
+    ]
+
+
+def test_advisory_suite_is_shown_and_decides_nothing() -> None:
+    found = compare(make_run([1.0] * 99), make_run([0.0] * 99))
+    policy = Policy(loss=0.1, suites={"s": SuitePolicy(advisory=True)})
+    decision = decide(policy, found)
+    assert (decision.checks[0].verdict, decision.verdict) == ("block", "ship")
+
+
+def test_blocking_allows_for_the_number_of_checks() -> None:
+    before, after = [1.0] * 1000, [1.0] * 977 + [0.0] * 23
+    found = compare(make_run(before), make_run(after))
+    alone = decide(Policy(loss=0.012), found)
+    others = [replace(suite, name=str(n)) for n in range(20) for suite in make_run(before).suites]
+    left, right = make_run(before), make_run(after)
+    many = compare(
+        replace(left, suites=left.suites + others), replace(right, suites=right.suites + others)
+    )
+    assert alone.verdict == "block"
+    assert decide(Policy(loss=0.012), many).verdict == "undecided"
+
+
+@pytest.fixture(scope="module")
+def measurement() -> FidelityResult:
+    side = EngineAndModel(Mock(), Model("m"))
+    suite = evalution.Perplexity(data=[{"text": f"{n} words"} for n in range(9)], text="text")
+    return measure_fidelity(side, side, [suite], FidelityOptions(seeks_control=False))
+
+
+def with_kl(
+    found: FidelityResult, kl: Estimate, *, bound: bool = False, contrast: Estimate | None = None
+) -> FidelityResult:
+    arm = found.overall.candidate
+    divergence = replace(arm.divergence, kl=kl, is_lower_bound=bound)
+    candidate = replace(arm, divergence=divergence)
+    return replace(found, overall=replace(found.overall, candidate=candidate, contrast=contrast))
+
+
+@pytest.mark.parametrize(
+    ("kl", "bound", "verdict"),
+    [
+        (Estimate(0.002, 0.001, 0.003), False, "ship"),
+        (Estimate(0.02, 0.015, 0.03), False, "block"),
+        (Estimate(0.008, 0.005, 0.012), False, "undecided"),
+        (Estimate(0.002, 0.001, 0.003), True, "undecided"),
+        (Estimate(0.02, 0.015, 0.03), True, "block"),
+        (Estimate(0.002, None, None), False, "undecided"),
+    ],
+)
+def test_divergence_is_held_against_its_margin(
+    measurement: FidelityResult, kl: Estimate, bound: bool, verdict: str
+) -> None:
+    found = with_kl(measurement, kl, bound=bound)
+    assert decide(Policy(kl=0.01), measurements=[found]).verdict == verdict
+
+
+def test_with_a_control_only_the_divergence_beyond_it_counts(measurement: FidelityResult) -> None:
+    contrast = Estimate(0.001, 0.0005, 0.0015)
+    found = with_kl(measurement, Estimate(0.1, 0.09, 0.11), contrast=contrast)
+    (check,) = decide(Policy(kl=0.01), measurements=[found]).checks
+    assert (check.figure, check.loss, check.verdict) == ("kl beyond the control", 0.001, "ship")
+
+
+def test_policy_without_a_margin_for_what_is_given_is_refused(measurement: FidelityResult) -> None:
+    with pytest.raises(ConfigurationError, match="`loss` or `suites` are for runs, `kl`, "):
+        decide(Policy(loss=0.1), measurements=[measurement])
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        (
+            "los: 1",
+            r"Policy has no option 'los'; did you mean 'loss'\? \(options: loss,",
+        ),
+        ("loss: -1", r"option 'loss' of the gate's Policy must be at least 0.0, got -1"),
+        ("suites: {s: {metrics: acc}}", r"SuitePolicy has no option 'metrics'; did you mean 'me"),
+        ("suites: {s: 1}", r"suite 's' of .*policy.yaml must be a mapping of names to values, but"),
+        ("suites: {t: {loss: 1}}", r"the baseline has no suite 't', which the policy names"),
+        (
+            "suites: {s: {loss: 1, metric: ac}}",
+            r"no metric 'ac'; did you mean 'acc'\?",
+        ),
+    ],
+)
+def test_wrong_policy_is_refused(text: str, message: str, tmp_path: Path) -> None:
+    path = tmp_path / "policy.yaml"
+    path.write_text(text, encoding="utf-8")
+    with pytest.raises(ConfigurationError, match=message):
+        decide(read_policy(path), compare(make_run([1.0]), make_run([1.0])))
+
+
+def test_junit_has_a_failure_for_what_blocks_and_an_error_for_the_undecided() -> None:
+    wrong = make_run([0.0] * 99).suites[0]
+    suites = [replace(wrong, name=name) for name in ("blocked", "advisory")]
+    few = replace(make_run([1.0] * 9).suites[0], name="few")
+    right = [replace(make_run([1.0] * 99).suites[0], name=n) for n in ("blocked", "advisory")]
+    baseline = replace(make_run([1.0]), suites=[*right, few])
+    candidate = replace(make_run([1.0]), suites=[*suites, few])
+    policy = Policy(loss=0.01, suites={"advisory": SuitePolicy(advisory=True)})
+    root = ElementTree.fromstring(decide(policy, compare(baseline, candidate)).to_junit())
+    assert {case.get("classname"): [part.tag for part in case] for case in root} == {
+        "blocked": ["failure"],
+        "advisory": ["skipped"],
+        "few": ["error"],
+    }
+    assert (root.get("failures"), root.get("errors"), root.get("skipped")) == ("1", "1", "1")
+
+
+def test_command_prints_the_checks_and_leaves_with_the_verdicts_status(
+    tmp_path: Path, measurement: FidelityResult
+) -> None:
+    suite = evalution.Generation(
+        data=[{"q": f"{n}?", "a": "2"} for n in range(9)], prompt="{q}", target="a"
+    )
+    for name in ("a", "b"):
+        evalution.run(engine=Mock(), model="m", tests=[suite], output=tmp_path / name)
+    (tmp_path / "f").mkdir()
+    write_fidelity(measurement, tmp_path / "f")
+    folders = [str(tmp_path / name) for name in ("a", "b", "f")]
+
+    def call(*words: str) -> Result:
+        return CliRunner().invoke(app, ["gate", *folders, *words])
+
+    done = call("--loss", "0.5", "--kl", "0.1", "--junit", str(tmp_path / "gate.xml"))
+    assert done.exit_code == 0
+    assert done.output.splitlines()[-1] == "ship: every loss is within its margin (2 checks)"
+    assert ElementTree.parse(tmp_path / "gate.xml").getroot().get("tests") == "2"
+    assert call("--loss", "0").exit_code == 4
+    assert json.loads(call("--loss", "0", "--json").stdout)["verdict"] == "undecided"
+    alone = CliRunner().invoke(app, ["gate", folders[0], "--loss", "1"])
+    assert alone.exit_code == 2
+    assert "name two runs, the baseline's and the candidate's, not 1" in alone.output
