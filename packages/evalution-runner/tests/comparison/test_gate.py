@@ -10,8 +10,7 @@ from typing import Any
 from xml.etree import ElementTree
 
 import pytest
-from click.testing import Result
-from typer.testing import CliRunner
+from typer.testing import CliRunner, Result
 
 import evalution
 from evalution.cli.program import app
