@@ -1,4 +1,4 @@
-"""The table of decision 0021 comes from a script that runs."""
+"""The tables of decisions 0021 and 0027 come from scripts that run."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tools"))
 
+import gate_errors
 import interval_coverage
 
 
@@ -21,3 +22,13 @@ def test_the_table_has_a_row_for_each_kind_and_figure(
     assert head == "| corpora | figure | 3 documents |"
     assert len(rows) == len(interval_coverage.KINDS) * len(interval_coverage.NAMES)
     assert all(row.endswith((" 0.0 % |", " 50.0 % |", " 100.0 % |")) for row in rows)
+
+
+def test_the_table_of_the_gate_has_a_row_for_each_setting(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(gate_errors, "SETTINGS", [(20, 2, 0.1, 0.4)])
+    monkeypatch.setattr(sys, "argv", ["gate_errors.py", "--releases", "2"])
+    gate_errors.main()
+    row = capsys.readouterr().out.splitlines()[-1]
+    assert row == "| 20 | 2 | 0.1 | 0.4 | 0.0% | 0.0% | 100.0% | 100.0% |"
