@@ -333,7 +333,7 @@ def run_light(stages: Stages) -> None:
     stages.run("fuzz", ["uv", "run", "tools/fuzz.py", "--seed", "1"])
     stages.run("workflows", ["uvx", f"zizmor=={ZIZMOR}", "--offline", "--quiet", ".github"])
     site = ["uv", "run", "--only-group", "docs", "tools/docs_site.py"]
-    pages = ("first_commands", "git_install", "recording")
+    pages = ("first_commands", "git_install", "recording", "release", "standalone_wheels")
     shown = [f"tests/test_{page}.py" for page in pages]
     stages.run("first commands", ["uv", "run", "pytest", "-m", "wide", *shown])
     stages.run("site", site, {"UV_PROJECT_ENVIRONMENT": str(ROOT / ".venv-docs")})
