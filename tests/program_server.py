@@ -8,6 +8,7 @@ prints. The answer is a line with its exit status. As in an interpreter of its o
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 import runpy
@@ -18,14 +19,26 @@ from typing import Any
 
 from evalution.environment import read_software_versions
 
-# None of them starts a thread, which a fork wouldn't have.
+# What most programs import, often late; none of it starts a thread, which a fork wouldn't have.
 IMPORTED = (
     "asyncio",
-    "evalution.cli",
+    "evalution.cli.comparison",
+    "evalution.cli.inline_spec",
+    "evalution.cli.listings",
+    "evalution.cli.parity",
+    "evalution.cli.run",
+    "evalution.cli.show",
+    "evalution.cli.specs",
+    "evalution.replicas",
+    "evalution.report",
+    "evalution.suites.tasks.gsm8k",
+    "evalution.suites.tasks.hellaswag",
+    "evalution.suites.tasks.piqa",
     "evalution_conformance",
     "evalution_enginekit.mock",
     "evalution_reference.engine",
     "numpy",
+    "rich.progress",
     "tokenizers",
 )
 
@@ -61,6 +74,7 @@ def serve() -> None:
     # Each run records them; a script's folder is on the path, as below.
     sys.path[0] = os.path.dirname(sys.executable)
     read_software_versions("evalution-reference")
+    gc.freeze()  # a collection in a fork would copy all that
     while line := sys.stdin.readline():
         child = os.fork()
         if child == 0:

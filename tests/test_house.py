@@ -84,13 +84,6 @@ def test_clauses_and_avoided_words_are_faults(
     assert bool(list(words.find_faults(path))) == is_fault
 
 
-@pytest.mark.parametrize("check", ["house", "words"])
-def test_this_tree_keeps_its_bounds(check: str) -> None:
-    command = [sys.executable, str(TOOLS / f"{check}.py")]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stdout
-
-
 @pytest.mark.parametrize("name", ["zeta", "tensorrt-llm"])
 def test_new_engine_passes_the_linter(name: str, tmp_path: Path) -> None:
     assert new.main([name, "--into", str(tmp_path)]) == 0

@@ -72,6 +72,7 @@ def replace(file: Path, old: str, new: str) -> None:
     file.write_text(text.replace(old, new, 1), encoding="utf-8")
 
 
+@pytest.mark.wide  # builds two packages and their sources
 def test_two_packages_are_bumped_checked_built_and_tagged(
     tree: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = pytest.mark.wide
+
 PACKAGES = Path(__file__).parents[1] / "packages"
 
 

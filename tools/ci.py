@@ -300,7 +300,7 @@ def run_all() -> int:
         }
         lowest = building.submit(run_quietly, lowest_commands())
         types: list[Future[None]] = []
-        run_light(stages)
+        run_light(stages, typing)
         for name, environment in environments.items():
             if is_built(stages, name, builds[name]):
                 types.append(typing.submit(check_types, stages, environment))
@@ -322,18 +322,21 @@ def run_all() -> int:
     return stages.close()
 
 
-def run_light(stages: Stages) -> None:
+def run_light(stages: Stages, beside: ThreadPoolExecutor) -> None:
     """Run the README's two commands as they stand there, the static checks, and other Pythons."""
     light = {"EVALUTION_REQUIRE": " ".join(sorted(read_light()))}
     quickstart = ["uv", "run", "evalution", "run", "docs/examples/quickstart.yaml"]
     stages.run("quickstart", quickstart, light)
     stages.run("light", ["uv", "run", "pytest"], light)
+    # Fuzzing takes its minute whatever runs beside it, on one core as most checks.
+    fuzz = ["uv", "run", "tools/fuzz.py", "--seed", "1"]
+    fuzzing = beside.submit(stages.run_beside, "fuzz", fuzz)
     stages.run("check", ["uv", "run", "tools/check.py"])
+    fuzzing.result()
     stages.run("faults", ["uv", "run", "pytest", "-m", "faults", "tests/faults"], light)
-    stages.run("fuzz", ["uv", "run", "tools/fuzz.py", "--seed", "1"])
     stages.run("workflows", ["uvx", f"zizmor=={ZIZMOR}", "--offline", "--quiet", ".github"])
     site = ["uv", "run", "--only-group", "docs", "tools/docs_site.py"]
-    pages = ("first_commands", "git_install", "recording")
+    pages = ("first_commands", "git_install", "recording", "release", "standalone_wheels")
     shown = [f"tests/test_{page}.py" for page in pages]
     stages.run("first commands", ["uv", "run", "pytest", "-m", "wide", *shown])
     stages.run("site", site, {"UV_PROJECT_ENVIRONMENT": str(ROOT / ".venv-docs")})

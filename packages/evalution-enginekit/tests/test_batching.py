@@ -10,7 +10,7 @@ from evalution_enginekit import batches
 LENGTHS = st.lists(st.integers(0, 40), max_size=30)
 
 
-@settings(deadline=None, max_examples=200)
+@settings(deadline=None, max_examples=60)
 @given(LENGTHS, st.integers(1, 100), st.none() | st.integers(1, 5))
 def test_each_row_is_in_one_batch_within_the_budget(
     lengths: list[int], budget: int, most: int | None

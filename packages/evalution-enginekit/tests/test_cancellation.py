@@ -182,7 +182,7 @@ def test_cancelling_a_finished_key_changes_nothing() -> None:
     assert [key for key, _ in stream.waiting] == ["b", "a"]
 
 
-@settings(deadline=None, max_examples=300)
+@settings(deadline=None, max_examples=100)
 @given(
     st.lists(
         st.tuples(

@@ -47,7 +47,7 @@ STREAMS = st.lists(st.sampled_from([*b"ab", *"é日".encode(), USER, EOS]), max_
 STOPS = st.lists(st.sampled_from(["a", "ab", "ba", "é", "bé", "日a", "<user>", "a<u"]), max_size=3)
 
 
-@settings(deadline=None, max_examples=300)
+@settings(deadline=None, max_examples=100)
 @given(STREAMS, STOPS, st.integers(1, 4), st.integers(1, 24))
 @example(token_ids=list("é".encode()), stops=["é"], per_event=1, limit=24)
 @example(token_ids=list("éb".encode()), stops=["éb"], per_event=1, limit=24)
@@ -60,7 +60,7 @@ def test_deltas_joined_are_the_output(
     assert [i for delta in deltas for i in delta.token_ids] == output.token_ids
 
 
-@settings(deadline=None, max_examples=200)
+@settings(deadline=None, max_examples=60)
 @given(STREAMS, STOPS, st.integers(1, 4))
 def test_the_output_is_what_a_whole_decode_would_cut(
     token_ids: list[int], stops: list[str], per_event: int

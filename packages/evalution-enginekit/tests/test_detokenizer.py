@@ -18,7 +18,7 @@ def pieces(tokenizer: Tokenizer, prompt: list[int], token_ids: list[int]) -> lis
     return [*map(detokenizer.push, token_ids), detokenizer.flush()]
 
 
-@settings(deadline=None, max_examples=150)
+@settings(deadline=None, max_examples=60)
 @given(st.lists(st.integers(0, 259), max_size=30))
 def test_any_bytes_read_as_they_decode_whole(token_ids: list[int]) -> None:
     tokenizer = ByteTokenizer()

@@ -13,7 +13,7 @@ from evalution_enginekit import ByteTokenizer
 PREFIX = -1
 
 
-@settings(deadline=None, max_examples=150)
+@settings(deadline=None, max_examples=60)
 @given(st.integers(1, 60), st.integers(1, 20))
 def test_each_token_is_scored_once_with_what_fits_before_it(length: int, size: int) -> None:
     text = list(range(length))

@@ -49,7 +49,7 @@ def test_special_tokens_are_those_of_the_model() -> None:
     assert OURS.vocabulary_size == 576
 
 
-@settings(deadline=None, max_examples=300)
+@settings(deadline=None, max_examples=100)
 @given(parts=pieces)
 def test_ids_and_text_are_those_of_tokenizer_json(parts: list[str]) -> None:
     text = "".join(parts)

@@ -18,7 +18,7 @@ def token_spans(draw: st.DrawFn) -> TokenSpan:
 SPANS = st.lists(token_spans(), max_size=10)
 
 
-@settings(deadline=None, max_examples=200)
+@settings(deadline=None, max_examples=60)
 @given(SPANS)
 def test_every_slot_of_every_span_is_read_once_after_its_own_prefix(spans: list[TokenSpan]) -> None:
     cache: list[int] = []
@@ -41,7 +41,7 @@ def test_every_slot_of_every_span_is_read_once_after_its_own_prefix(spans: list[
     }
 
 
-@settings(deadline=None, max_examples=200)
+@settings(deadline=None, max_examples=60)
 @given(SPANS)
 def test_only_different_prefixes_are_forwarded(spans: list[TokenSpan]) -> None:
     plan = plan_scoring(spans)
@@ -63,7 +63,7 @@ def test_choices_of_one_question_share_the_question_and_one_row() -> None:
     ]
 
 
-@settings(deadline=None, max_examples=200)
+@settings(deadline=None, max_examples=60)
 @given(SPANS)
 def test_the_grouped_order_keeps_every_shared_prefix_together(spans: list[TokenSpan]) -> None:
     order = order_by_prefix(spans)

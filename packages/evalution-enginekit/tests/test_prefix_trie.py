@@ -24,13 +24,13 @@ def prefixes(sequences: list[list[int]]) -> set[tuple[int, ...]]:
     return {tuple(s[:end]) for s in sequences for end in range(1, len(s) + 1)}
 
 
-@settings(deadline=None, max_examples=200)
+@settings(deadline=None, max_examples=60)
 @given(SEQUENCES)
 def test_one_token_for_each_different_prefix(sequences: list[list[int]]) -> None:
     assert trie_of(sequences).unique_tokens == len(prefixes(sequences))
 
 
-@settings(deadline=None, max_examples=200)
+@settings(deadline=None, max_examples=60)
 @given(SEQUENCES)
 def test_the_path_of_a_sequence_spells_it(sequences: list[list[int]]) -> None:
     trie = trie_of(sequences)
@@ -44,7 +44,7 @@ def test_the_path_of_a_sequence_spells_it(sequences: list[list[int]]) -> None:
         assert spelled == sequence
 
 
-@settings(deadline=None, max_examples=200)
+@settings(deadline=None, max_examples=60)
 @given(SEQUENCES)
 def test_the_walk_meets_every_node_after_its_parent_and_keeps_subtrees_together(
     sequences: list[list[int]],

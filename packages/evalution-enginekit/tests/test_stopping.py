@@ -29,7 +29,7 @@ def pieces(text: str, cuts: list[int]) -> list[str]:
     return [text[a:b] for a, b in pairwise(bounds)]
 
 
-@settings(deadline=None, max_examples=300)
+@settings(deadline=None, max_examples=100)
 @given(TEXTS, STOPS, CUTS)
 def test_any_chunking_finds_the_stop_that_is_complete_first(
     text: str, stops: list[str], cuts: list[int]
@@ -41,7 +41,7 @@ def test_any_chunking_finds_the_stop_that_is_complete_first(
     assert matcher.cut == first_complete(text, stops)
 
 
-@settings(deadline=None, max_examples=300)
+@settings(deadline=None, max_examples=100)
 @given(TEXTS, STOPS, CUTS)
 def test_certain_text_only_grows_and_is_never_cut(
     text: str, stops: list[str], cuts: list[int]
@@ -56,7 +56,7 @@ def test_certain_text_only_grows_and_is_never_cut(
     assert told[-1] <= (len(text) if found is None else found)
 
 
-@settings(deadline=None, max_examples=200)
+@settings(deadline=None, max_examples=60)
 @given(TEXTS, STOPS)
 def test_no_more_is_held_back_than_a_stop_string_could_need(text: str, stops: list[str]) -> None:
     matcher = StopMatcher(stops)

@@ -74,7 +74,7 @@ def test_jobs_become_results_and_the_stream_ends() -> None:
     assert list(stream.results()) == [("a", "X"), ("b", "Y")]
 
 
-@settings(deadline=None, max_examples=200)
+@settings(deadline=None, max_examples=60)
 @given(st.integers(1, 3), st.integers(0, 3), st.lists(st.sampled_from(["submit", "admit", "end"])))
 def test_limits_hold_whatever_the_order(running: int, ahead: int, moves: list[str]) -> None:
     stream = opened(running, ahead)

@@ -76,9 +76,7 @@ class TestLocalTokenizer(EngineConformance):
     engine = OpenAICompatible(base_url=URL, batch_size="auto")
     model = Model(path="builtin:tiny", tokenizer_path=TOKENIZER)
     checks = ENCODING_CHECKS | {
-        "checkpoint",
         "top_logprobs",
-        "sampling",
         "test_token_ids_end_with_the_stop",
         "test_multi_byte_characters_are_whole",
         "test_a_stream_completes_as_generate_does",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import shutil
 import ssl
 import subprocess
@@ -72,7 +73,7 @@ def test_busy_server_is_waited_for(
 
 @pytest.fixture
 def tls_port(tmp_path: Path) -> Iterator[int]:
-    """A server that speaks TLS alone, with a certificate that nobody signed."""
+    """A server that speaks TLS alone, and is slow: it keeps who says nothing until the test's end."""
     if shutil.which("openssl") is None:
         pytest.skip("openssl, which makes the certificate, isn't installed")
     certificate, key = tmp_path / "certificate.pem", tmp_path / "key.pem"
@@ -81,20 +82,28 @@ def tls_port(tmp_path: Path) -> Iterator[int]:
     subprocess.run(made, check=True, capture_output=True)
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.load_cert_chain(certificate, key)
-    with HTTPServer(("127.0.0.1", 0), BaseHTTPRequestHandler) as server:
+    over = threading.Event()
+
+    class Slow(BaseHTTPRequestHandler):
+        def handle(self) -> None:
+            over.wait(20)
+
+    with HTTPServer(("127.0.0.1", 0), Slow) as server:
         server.socket = context.wrap_socket(server.socket, server_side=True)
         thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
         thread.start()
         yield server.server_port
+        over.set()
         server.shutdown()
         thread.join()
 
 
-def test_tls_on_a_plain_url_is_named(tls_port: int) -> None:
+def test_tls_on_a_plain_url_is_named_and_no_connection_stays_open(tls_port: int) -> None:
     engine = OpenAICompatible(f"http://127.0.0.1:{tls_port}")
     message = rf"speaks TLS: set base_url to https://127\.0\.0\.1:{tls_port}/v1"
     with pytest.raises(ConfigurationError, match=message):
         engine.build(Model("m"))
+    gc.collect()  # warns of what is open
 
 
 def test_model_that_is_not_listed_is_refused(connect: Callable[..., Any], server: Any) -> None:

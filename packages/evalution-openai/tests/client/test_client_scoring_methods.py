@@ -122,7 +122,7 @@ def expected_scores() -> Any:
     )
 
 
-def assert_tops(session: Any, count: int = 3) -> None:
+def assert_tops(session: Any, text: str = TEXT, count: int = 3) -> None:
     """The likeliest tokens of each position, best first, from the table itself."""
     assert Capability.PROMPT_TOP_LOGPROBS in session.capabilities
     probabilities = table("scripted")
@@ -132,7 +132,7 @@ def assert_tops(session: Any, count: int = 3) -> None:
         row = probabilities.row(ids[:at])
         best = sorted(range(256), key=lambda i, row=row: -row[i])[:count]
         assert list(top.items()) == [(i, pytest.approx(row[i], abs=1e-12)) for i in best]
-    (rolled,) = session.loglikelihood_rolling([RollingLoglikelihoodRequest(TEXT, top_logprobs=2)])
+    (rolled,) = session.loglikelihood_rolling([RollingLoglikelihoodRequest(text, top_logprobs=2)])
     assert [len(top) for top in rolled.top_logprobs] == [2] * rolled.token_count
 
 
@@ -295,7 +295,7 @@ def test_stepwise_scoring_lists_at_most_what_a_step_has(
     server.tokenizer.decode = lambda ids, **_: "".join(map(chr, ids))
     spell_ids(server, most=300)
     session = connect(scoring="stepwise", stepwise_top=260, dialect="vllm")
-    assert_tops(session)
+    assert_tops(session, "A short text.")  # a request a token
     with pytest.raises(
         UnsupportedRequestError, match=r"top_logprobs=261 is more than stepwise_top"
     ):

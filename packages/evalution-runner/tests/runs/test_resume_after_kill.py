@@ -21,7 +21,7 @@ pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="Windows has nei
 
 SCRIPT = Path(__file__).with_name("killed_runs.py")
 SEED = 20261121
-POINTS = 30
+POINTS = 22
 EVERY = {
     *((suite, row, 0) for suite in ("sums", "texts") for row in range(24)),
     *(("choice", row, position) for row in range(24) for position in (0, 1)),

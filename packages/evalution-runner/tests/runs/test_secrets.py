@@ -187,7 +187,6 @@ class Refusing(Planted):
         ("engines", "--json"),
         ("engines", "planted"),
         ("engines", "planted", "--json"),
-        ("schema",),
         ("doctor", "planted", "refusing", "--model", "m"),
         ("doctor", "planted", "refusing", "--model", "m", "--json"),
     ],

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import ssl
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -123,7 +124,9 @@ async def _speaks_tls(url: httpx.URL) -> bool:
             _, writer = await asyncio.open_connection(url.host, url.port or 80, ssl=context)
     except (OSError, TimeoutError):
         return False
-    writer.close()
+    writer.transport.abort()  # `close` would wait for the server's goodbye
+    with contextlib.suppress(OSError):
+        await writer.wait_closed()
     return True
 
 
