@@ -54,6 +54,8 @@ GPU_REHEARSAL = [
     *("-m", "tools.gpu", "all", "--rehearse", "--fresh", "--work", "build/gpu/rehearsal"),
 ]
 """Every stage of docs/gpu.md at tiny sizes, the bundle's assembly included."""
+FUZZ = ["nice", "-n", "19", "uv", "run", "tools/fuzz.py", "--seed", "1", "--seconds", "600"]
+"""A minute for each parser, of what the stages leave of the processor."""
 NO_VERSIONS = [
     "--ignore=packages/evalution-conformance/tests",
     "--ignore=packages/evalution-runner/tests/workers",
@@ -285,8 +287,8 @@ def run_all() -> int:
     stages = Stages()
     environments = read_environments()
     # The compilation of llama.cpp takes minutes and runs beside everything else; the other builds
-    # wait for the network more than for the processor, and follow one another. So do the checks of
-    # types, which need one core while tests that start servers leave one idle.
+    # wait for the network more than for the processor, and follow one another. So do the fuzzing and
+    # the checks of types, which need one core while tests that start servers leave one idle.
     with (
         ThreadPoolExecutor(1) as compiling,
         ThreadPoolExecutor(1) as building,
@@ -299,11 +301,11 @@ def run_all() -> int:
             for name, environment in environments.items()
         }
         lowest = building.submit(run_quietly, lowest_commands())
-        types: list[Future[None]] = []
+        beside = [typing.submit(stages.run_beside, "fuzz", FUZZ)]
         run_light(stages)
         for name, environment in environments.items():
             if is_built(stages, name, builds[name]):
-                types.append(typing.submit(check_types, stages, environment))
+                beside.append(typing.submit(check_types, stages, environment))
                 stages.run(
                     name, test_command(environment, environment.tests), required(environment)
                 )
@@ -317,8 +319,8 @@ def run_all() -> int:
         light = {"EVALUTION_REQUIRE": " ".join(light_members())}
         if is_built(stages, "lowest", lowest):
             stages.run("lowest", [".venv-lowest/bin/pytest", "packages", *NO_VERSIONS], light)
-        for check in types:
-            check.result()
+        for stage in beside:
+            stage.result()
     return stages.close()
 
 
@@ -330,7 +332,6 @@ def run_light(stages: Stages) -> None:
     stages.run("light", ["uv", "run", "pytest"], light)
     stages.run("check", ["uv", "run", "tools/check.py"])
     stages.run("faults", ["uv", "run", "pytest", "-m", "faults", "tests/faults"], light)
-    stages.run("fuzz", ["uv", "run", "tools/fuzz.py", "--seed", "1"])
     stages.run("workflows", ["uvx", f"zizmor=={ZIZMOR}", "--offline", "--quiet", ".github"])
     site = ["uv", "run", "--only-group", "docs", "tools/docs_site.py"]
     pages = ("first_commands", "git_install", "recording")
