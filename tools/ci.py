@@ -54,6 +54,8 @@ GPU_REHEARSAL = [
     *("-m", "tools.gpu", "all", "--rehearse", "--fresh", "--work", "build/gpu/rehearsal"),
 ]
 """Every stage of docs/gpu.md at tiny sizes, the bundle's assembly included."""
+FUZZ = ["nice", "-n", "19", "uv", "run", "tools/fuzz.py", "--seed", "1", "--seconds", "600"]
+"""A minute for each parser, of what the stages leave of the processor."""
 NO_VERSIONS = [
     "--ignore=packages/evalution-conformance/tests",
     "--ignore=packages/evalution-runner/tests/workers",
@@ -285,8 +287,8 @@ def run_all() -> int:
     stages = Stages()
     environments = read_environments()
     # The compilation of llama.cpp takes minutes and runs beside everything else; the other builds
-    # wait for the network more than for the processor, and follow one another. So do the checks of
-    # types, which need one core while tests that start servers leave one idle.
+    # wait for the network more than for the processor, and follow one another. So do the fuzzing and
+    # the checks of types, which need one core while tests that start servers leave one idle.
     with (
         ThreadPoolExecutor(1) as compiling,
         ThreadPoolExecutor(1) as building,
@@ -299,11 +301,11 @@ def run_all() -> int:
             for name, environment in environments.items()
         }
         lowest = building.submit(run_quietly, lowest_commands())
-        types: list[Future[None]] = []
-        run_light(stages, typing)
+        run_light(stages)
+        beside = [typing.submit(stages.run_beside, "fuzz", FUZZ)]
         for name, environment in environments.items():
             if is_built(stages, name, builds[name]):
-                types.append(typing.submit(check_types, stages, environment))
+                beside.append(typing.submit(check_types, stages, environment))
                 stages.run(
                     name, test_command(environment, environment.tests), required(environment)
                 )
@@ -317,22 +319,18 @@ def run_all() -> int:
         light = {"EVALUTION_REQUIRE": " ".join(light_members())}
         if is_built(stages, "lowest", lowest):
             stages.run("lowest", [".venv-lowest/bin/pytest", "packages", *NO_VERSIONS], light)
-        for check in types:
-            check.result()
+        for stage in beside:
+            stage.result()
     return stages.close()
 
 
-def run_light(stages: Stages, beside: ThreadPoolExecutor) -> None:
+def run_light(stages: Stages) -> None:
     """Run the README's two commands as they stand there, the static checks, and other Pythons."""
     light = {"EVALUTION_REQUIRE": " ".join(sorted(read_light()))}
     quickstart = ["uv", "run", "evalution", "run", "docs/examples/quickstart.yaml"]
     stages.run("quickstart", quickstart, light)
     stages.run("light", ["uv", "run", "pytest"], light)
-    # Fuzzing takes its minute whatever runs beside it, on one core as most checks.
-    fuzz = ["uv", "run", "tools/fuzz.py", "--seed", "1"]
-    fuzzing = beside.submit(stages.run_beside, "fuzz", fuzz)
     stages.run("check", ["uv", "run", "tools/check.py"])
-    fuzzing.result()
     stages.run("faults", ["uv", "run", "pytest", "-m", "faults", "tests/faults"], light)
     stages.run("workflows", ["uvx", f"zizmor=={ZIZMOR}", "--offline", "--quiet", ".github"])
     site = ["uv", "run", "--only-group", "docs", "tools/docs_site.py"]

@@ -16,6 +16,7 @@ import asyncio
 import json
 import os
 import random
+import re
 import resource
 import signal
 import sys
@@ -29,12 +30,24 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import numpy
 import pyarrow
 import pyarrow.parquet
 
+import evalution
+from evalution import Generation, MultipleChoice, Perplexity, compare
+from evalution.comparison.table import make_comparison_table
+from evalution.fidelity.divergence import TopRows
+from evalution.fidelity.reference_file import Recording, ReferenceFile, ReferenceWriter
+from evalution.fidelity.requests import Window
+from evalution.fidelity.result import Side
 from evalution.journal.records import decode_answer
 from evalution.journal.store import Journal
+from evalution.report import write_report
 from evalution.rows.local import file_rows
+from evalution.runs.reader import read_run
+from evalution.runs.store import RESULTS
+from evalution.samples_file import SAMPLES
 from evalution.scoring.filters import apply_filters, parse_filters
 from evalution.yaml_spec.run_spec import load_spec
 from evalution_core import EvalutionError, GenerationRequest, Model
@@ -42,6 +55,7 @@ from evalution_core.builtins import builtin_path
 from evalution_enginekit.chat import ChatTemplate
 from evalution_enginekit.gguf.file import read_gguf
 from evalution_enginekit.gguf.tokenizer import load_gguf_tokenizer
+from evalution_enginekit.mock import Mock
 from evalution_enginekit.tokenizer import TokenizerFile
 from evalution_openai.client.connection import ServerConnection
 from evalution_openai.client.responses import ResponseReader
@@ -53,6 +67,9 @@ TRIES_TO_SHRINK = 300
 TINY = builtin_path("builtin:tiny", "safetensors")
 TINY = TINY if TINY.is_dir() else TINY.parent
 PLACE = Path(tempfile.mkdtemp(prefix="evalution-fuzz-"))
+PART = b"\0\0"
+"""Between the files of an input that is several."""
+WINDOWS = [Window([*range(start, start + 6)], 2) for start in range(2)]
 SPLICES: Sequence[bytes] = [
     *(b"", b"\0", b"\xff", b"\xef\xbb\xbf", b"\n", b"\r", b'"', b"'", b"{", b"}", b"[", b"]"),
     *(b":", b",", b"&a ", b"*a", b"<<: ", b"- ", b"!!set ", b"!!binary ", b"? ", b"~", b"\t"),
@@ -60,6 +77,11 @@ SPLICES: Sequence[bytes] = [
     *(b"[" * 200, b'{"a":' * 200, b"(" * 50, b'"\\ud800"', b"2026-13-41", b"\xff" * 8, b"\0" * 8),
     *(b"{{", b"}}", b"{%", b"%}", b"|", b"for", b"in", b" ~ ", b" * 99999999", b"|replace('','a')"),
     *(b"data: ", b"[DONE]", b"\n\n", b'"choices":', b'"delta":', b'"logprobs":', b'"error":'),
+]
+VALUE = re.compile(rb'"(?:[^"\\]|\\.)*"|-?\d[\d.eE+-]*|\b(?:true|false|null)\b|\[\]|\{\}')
+VALUES: Sequence[bytes] = [
+    *(b"null", b"true", b"0", b"-1", b"1.5", b"1e999", b"NaN", b"9" * 30, b'""', b'"a"', b"[]"),
+    *(b"{}", b"[[]]", b'{"a": 1}', b'["a", null]', b'"\\ud800"', b'"\\u0000"', b'"<script>"'),
 ]
 
 
@@ -137,6 +159,51 @@ def list_journals() -> list[bytes]:
     return [path.read_bytes(), path.read_bytes() + b"\n" * 200 + answer.encode()]
 
 
+def parse_run(content: bytes) -> None:
+    results, _, samples = content.partition(PART)
+    write(RESULTS, results)
+    write(SAMPLES, samples)
+    run = read_run(PLACE)
+    write_report([run], PLACE / "report.html", samples_per_suite=5)
+    make_comparison_table(compare(run, run), width=80)
+
+
+def list_runs() -> list[bytes]:
+    rows = [{"q": f"{n}+0=", "choices": ["0", "1"], "right": n} for n in range(2)]
+    suites = [
+        Generation(data=rows, prompt="q", target="right", name="sums", max_new_tokens=4),
+        MultipleChoice(data=rows, prompt="q", choices="choices", target="right", name="choice"),
+        Perplexity(data=rows, text="q", name="texts"),
+    ]
+    folder = PLACE / "run"
+    evalution.run(engine=Mock(), model="m", tests=suites, output=folder)
+    return [PART.join((folder / name).read_bytes() for name in (RESULTS, SAMPLES))]
+
+
+def parse_reference(content: bytes) -> None:
+    with ReferenceFile(write("reference.sqlite", content)) as reference:
+        for _ in reference.read(WINDOWS):
+            pass
+
+
+def list_references() -> list[bytes]:
+    found: list[bytes] = []
+    side = Side({"path": "m"}, {"name": "Reference"}, 1_000)
+    for top in (None, 2):
+        path = PLACE / f"recorded-{top}.sqlite"
+        versions = {"evalution": "0.1.0"}
+        recording = Recording(side, 6, "t0", 16, {"wiki": "d0"}, top, versions)
+        with ReferenceWriter(path, recording) as writer:
+            for window in WINDOWS:
+                with writer.add_window(window) as add:
+                    rows = numpy.full((4, 6), -numpy.log(6), numpy.float32)
+                    ids = numpy.tile(numpy.arange(2), (4, 1))
+                    add(rows if top is None else TopRows(ids, rows[:, :2], rows[:, 0]))
+            writer.finish()
+        found.append(path.read_bytes())
+    return found
+
+
 def parse_gguf(content: bytes) -> None:
     file = read_gguf(write("model.gguf", content))
     tokenizer = load_gguf_tokenizer(Model("model.gguf"), file)
@@ -148,7 +215,7 @@ def list_gguf() -> list[bytes]:
 
 
 def parse_tokenizer(content: bytes) -> None:
-    tokenizer, _, settings = content.partition(b"\0\0")
+    tokenizer, _, settings = content.partition(PART)
     write("tokenizer_config.json", settings or b"{}")
     found = TokenizerFile(write("tokenizer.json", tokenizer))
     found.decode(found.encode("It has a bed: 12 + 30?"))
@@ -211,7 +278,7 @@ def list_templates() -> list[bytes]:
 
 
 def parse_pattern(content: bytes) -> None:
-    pattern, _, text = content.partition(b"\0\0")
+    pattern, _, text = content.partition(PART)
     by = text[:9].decode("utf-8", "replace")
     declared = {"pattern": pattern.decode("utf-8", "replace"), "by": by}
     steps = parse_filters([{"regex": {"pattern": declared["pattern"]}}, {"replace": declared}])
@@ -234,6 +301,8 @@ TARGETS: Mapping[str, Target] = {
     "specs": Target(parse_spec, list_specs),
     "rows": Target(parse_rows, list_rows),
     "journals": Target(parse_journal, list_journals),
+    "runs": Target(parse_run, list_runs),
+    "references": Target(parse_reference, list_references),
     "gguf": Target(parse_gguf, list_gguf),
     "tokenizers": Target(parse_tokenizer, list_tokenizers),
     "events": Target(parse_events, list_events),
@@ -243,8 +312,16 @@ TARGETS: Mapping[str, Target] = {
 
 
 def edit(draw: random.Random, seeds: Sequence[bytes]) -> bytes:
-    """Return a valid input with one to eight edits, most of them near its beginning."""
+    """Return a valid input with one to eight edits, most of them near its beginning.
+
+    A third has other values of JSON in place of some of its own, so that it is still JSON.
+    """
     made = bytearray(draw.choice(seeds))
+    if draw.random() < 1 / 3:
+        for _ in range(draw.randint(1, 3)):
+            if (found := VALUE.search(made, draw.randint(0, len(made)))) is not None:
+                made[found.start() : found.end()] = draw.choice(VALUES)
+        return bytes(made)
     for _ in range(draw.randint(1, 8)):
         end = len(made) if draw.random() < 0.5 else min(len(made), 4096)
         at = draw.randint(0, end)

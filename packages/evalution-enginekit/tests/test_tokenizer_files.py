@@ -5,6 +5,8 @@ from __future__ import annotations
 import importlib.util
 import json
 import pickle
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -44,6 +46,29 @@ def test_tokenizer_file_reads_its_configuration(folder: Path) -> None:
     assert tokenizer.decode(token_ids) == "the cat"
     assert tokenizer.decode(tuple(token_ids), skip_special_tokens=False) == "<s>the cat"
     assert max(token_ids) < tokenizer.vocabulary_size <= 420
+
+
+def test_other_threads_run_while_a_long_text_is_encoded(folder: Path) -> None:
+    """Beside a thread that holds the interpreter's lock another one takes a step or two."""
+    tokenizer, text = read(folder), "the cat sat " * 20_000
+    steps, is_over = 0, threading.Event()
+
+    def count() -> None:
+        nonlocal steps
+        while not is_over.wait(0.001):
+            steps += 1
+
+    with ThreadPoolExecutor(1) as aside:
+        counting = aside.submit(count)
+        for _ in range(5):
+            before = steps
+            token_ids = tokenizer.encode(text)
+            if steps > before + 20:
+                break
+        is_over.set()
+        counting.result()
+    assert steps > before + 20
+    assert tokenizer.decode(token_ids) == text
 
 
 def test_a_tokenizer_without_leading_token_and_bos(golden_folders: dict[str, Path]) -> None:

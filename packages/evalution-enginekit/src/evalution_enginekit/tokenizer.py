@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Protocol, cast, runtime_checkable
+from typing import TYPE_CHECKING, Any, Protocol, cast, runtime_checkable
 
 from evalution_core import ConfigurationError, EngineUnavailableError, Model, TextCodec
 from evalution_core.redaction import redact_text
@@ -22,6 +22,9 @@ from evalution_enginekit.runtime import (
     require_distribution,
 )
 from evalution_enginekit.tokenizer_classes import read_json, read_tokenizer
+
+if TYPE_CHECKING:
+    import tokenizers
 
 
 @runtime_checkable
@@ -63,6 +66,20 @@ def find_leading_ids(whole: Sequence[int], alone: Sequence[int]) -> tuple[int, .
         if list(whole[at : at + len(alone)]) == list(alone):
             return tuple(whole[:at])
     return ()
+
+
+_LONG_TEXT = 4096
+"""Characters that take milliseconds to encode."""
+
+
+def encode_text(tokenizer: tokenizers.Tokenizer, text: str) -> list[int]:
+    """Encode a text without leading ids; while a long one is encoded, other threads run.
+
+    The library keeps the interpreter's lock for a text, and lets it go for a batch.
+    """
+    if len(text) <= _LONG_TEXT:
+        return tokenizer.encode(text, add_special_tokens=False).ids
+    return tokenizer.encode_batch([text], add_special_tokens=False)[0].ids
 
 
 _SPECIALS = ("<bos>", "<eos>", "<user>", "<assistant>")
@@ -264,7 +281,7 @@ class TokenizerFile:
         return type(self), (self._file, self.eos_ids), state
 
     def encode(self, text: str) -> list[int]:
-        return self._tokenizer.encode(text, add_special_tokens=False).ids
+        return encode_text(self._tokenizer, text)
 
     def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
         return self._tokenizer.decode(token_ids, skip_special_tokens=skip_special_tokens)

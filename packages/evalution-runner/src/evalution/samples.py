@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -71,7 +71,7 @@ def _to_plain(value: object) -> object:
     return str(value)
 
 
-_HEAD = re.compile(rb'\{"suite":"([^"\\]*)","index":(\d+),')
+_HEAD = re.compile(rb'\{"suite":"([^"\\]*)","index":(\d{1,18}),')
 """Start of a line; another tool's may differ, and so does that of a suite whose name is escaped."""
 
 
@@ -89,11 +89,65 @@ def parse_sample(line: bytes) -> SampleResult:
     try:
         fields: Any = json.loads(line.decode("utf-8"))
         sample = SampleResult(**fields)
-        if type(sample.suite) is str and type(sample.index) is int:
-            return sample
     except (ValueError, TypeError, RecursionError) as error:
         raise ValueError(f"{type(error).__name__}: {error}") from error
-    raise ValueError(f"a sample has a suite and a row, got {sample.suite!r} and {sample.index!r}")
+    if problem := _find_problem(sample):
+        raise ValueError(problem)
+    return sample
+
+
+_LARGEST = 10**18
+
+
+def is_number(value: Any) -> bool:
+    """True for a number that fits into a column, and None."""
+    if isinstance(value, int):
+        return abs(value) <= _LARGEST
+    return value is None or isinstance(value, float)
+
+
+def is_text(value: Any) -> bool:
+    """True for a text, and None."""
+    return value is None or isinstance(value, str)
+
+
+def _find_problem(sample: SampleResult) -> str | None:
+    """Return what is wrong with the values of a sample that was read; None if nothing is."""
+    suite: Any = sample.suite
+    if not (isinstance(suite, str) and type(sample.index) is int and is_number(sample.index)):
+        return f"a sample has a suite and a row, got {suite!r:.80} and {sample.index!r:.80}"
+    if not (is_text(sample.prompt) or _is_list(sample.prompt, _is_object)):
+        return "prompt is a text or a list of messages"
+    if not all(map(is_text, (sample.target, sample.prediction, sample.error))):
+        return "target, prediction and error are texts"
+    if not all(map(_is_object, (sample.extracted, sample.metrics, sample.tokens))):
+        return "extracted, metrics and tokens are objects"
+    if not all(map(is_number, (*sample.metrics.values(), *sample.tokens.values()))):
+        return "metrics and tokens hold numbers"
+    spans: Any = sample.token_logprobs
+    if not (spans is None or _is_list(spans, _is_span)):
+        return "token_logprobs are lists of id, text and log-probability"
+    return None
+
+
+def _is_object(value: Any) -> bool:
+    return isinstance(value, dict)
+
+
+def _is_list(value: Any, is_item: Callable[[Any], bool]) -> bool:
+    return isinstance(value, list) and all(map(is_item, value))
+
+
+def _is_span(tokens: Any) -> bool:
+    return tokens is None or _is_list(tokens, _is_token)
+
+
+def _is_token(token: Any) -> bool:
+    match token:
+        case [number, text, logprob]:
+            return is_number(number) and is_text(text) and is_number(logprob)
+        case _:
+            return False
 
 
 def parse_place(line: bytes) -> tuple[str, int]:

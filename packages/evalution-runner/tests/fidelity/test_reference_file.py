@@ -232,7 +232,11 @@ def test_a_file_of_a_newer_version_is_refused(path: Path) -> None:
         "UPDATE chunks SET normalisers = x'00'",
         "DELETE FROM chunks WHERE first = 0",
         "DELETE FROM chunks WHERE first = 1",
+        "UPDATE chunks SET rows = 5",
+        "UPDATE chunks SET count = 'one'",
         "UPDATE meta SET value = '{' WHERE name = 'recording'",
+        "UPDATE meta SET value = 5 WHERE name = 'recording'",
+        "UPDATE meta SET value = CAST(x'ff' AS TEXT) WHERE name = 'recording'",
         "DROP TABLE chunks",
     ],
 )

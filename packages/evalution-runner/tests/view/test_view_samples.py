@@ -165,6 +165,13 @@ def test_sample_shows_its_choices_as_shares() -> None:
     assert (found["extracted"], found["tokens"], found["right"]) == ({}, None, True)
 
 
+@pytest.mark.parametrize("extracted", [{"logprobs": 1}, {"logprobs": ["x"]}, {"choices": [[]]}])
+def test_sample_of_another_form_has_no_choices(extracted: Any) -> None:
+    suite = view_samples([SampleResult("s", 0, extracted=extracted)])
+    assert make_sample(suite, 0)["choices"] == []
+    assert list_rows(suite, q="x") == []
+
+
 def test_choices_of_earlier_samples_have_no_texts() -> None:
     extracted = {"acc": 0, "logprobs": [-math.inf, -math.inf]}
     sample = SampleResult("sums", 0, "p", "a", "a", extracted, {"acc": 1.0})

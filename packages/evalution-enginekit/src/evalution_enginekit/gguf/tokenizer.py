@@ -11,6 +11,7 @@ from evalution_enginekit.chat import ChatTemplate, bind_template
 from evalution_enginekit.gguf.file import GGUFFile
 from evalution_enginekit.tokenizer import (
     AdaptedTokenizer,
+    encode_text,
     find_tokenizer_name,
     load_tokenizer,
 )
@@ -144,7 +145,7 @@ class GGUFTokenizer:
         return type(self), (self._file,), state
 
     def encode(self, text: str) -> list[int]:
-        return self._tokenizer.encode(text, add_special_tokens=False).ids
+        return encode_text(self._tokenizer, text)
 
     def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
         return self._tokenizer.decode(token_ids, skip_special_tokens=skip_special_tokens)

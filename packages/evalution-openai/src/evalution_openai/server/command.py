@@ -103,8 +103,13 @@ def _serve(
     engine: BaseEngine, model: Model, settings: ServerSettings, host: str, port: int
 ) -> None:
     with require_extra():
-        from evalution_openai.server import app, connections  # noqa: PLC0415 - the extra's packages
+        from evalution_openai.server import (  # noqa: PLC0415 - the extra's packages
+            app,
+            connections,
+            serving,
+        )
 
+    serving.share_one_heap()
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s")
     logging.getLogger("uvicorn").setLevel(logging.WARNING)
     # Before the weights are loaded: the port may be taken.

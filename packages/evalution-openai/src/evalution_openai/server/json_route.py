@@ -14,7 +14,7 @@ from evalution_core.plugins import did_you_mean
 from evalution_openai.server.bodies import Body, StreamOptions
 from evalution_openai.server.connections import Client, get_client
 from evalution_openai.server.errors import ApiError
-from evalution_openai.server.serving import ServedModel
+from evalution_openai.server.serving import LONG_TEXT, ServedModel
 from evalution_openai.server.streaming import EventStream, send_json
 
 if TYPE_CHECKING:
@@ -71,6 +71,8 @@ class JsonRoute(Generic[B]):
                 served.leave()
         finally:
             served.bodies.total -= held
+            if held > LONG_TEXT:
+                served.threads.trim_soon()
 
     async def _reply(self, served: ServedModel, body: B, send: Send) -> None:
         answer = await self._answer(served, body)

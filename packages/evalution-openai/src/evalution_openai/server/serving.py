@@ -9,7 +9,7 @@ import platform
 import time
 from collections.abc import AsyncGenerator, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import aclosing
+from contextlib import aclosing, suppress
 from functools import partial
 from typing import ParamSpec, TypeVar
 
@@ -111,8 +111,16 @@ _BATCH_SIZE = 8
 """The batch size of a session that prefers none."""
 LONG_TEXT = 32_768
 """Characters or ids beyond which a text is long: work on it takes more than a moment."""
+_TRIM_AFTER_S = 1.0
+_M_ARENA_MAX = -8
 _MAX_TEXT = 2**20
 _MAX_TEXT_PER_TOKEN = 8
+
+
+def share_one_heap() -> None:
+    """Have threads that start from now on share the one heap that glibc can trim to its end."""
+    if _libc is not None:
+        _libc.mallopt(_M_ARENA_MAX, 1)
 
 
 class BodyBudget:
@@ -146,36 +154,38 @@ class TextThreads:
     """Threads for work on texts, which can't be interrupted: one for short ones, one for the rest.
 
     So no work on a long text delays that on a short one, little of it runs at once, and what waits
-    is dropped when its client disconnects. The memory of long texts goes back to the system.
+    is dropped when its client disconnects.
     """
 
     def __init__(self) -> None:
         self._short = ThreadPoolExecutor(1, "short texts")
         self._long = ThreadPoolExecutor(1, "long texts")
+        self._trims = False
 
     async def run(self, size: int, function: Callable[P, T], *args: P.args, **more: P.kwargs) -> T:
         """Run `function`, which works on `size` characters or ids, and return what it returns."""
-        loop, work = asyncio.get_running_loop(), partial(function, *args, **more)
-        if size <= LONG_TEXT:
-            return await loop.run_in_executor(self._short, work)
-        return await loop.run_in_executor(self._long, _run_and_trim, work)
+        executor = self._short if size <= LONG_TEXT else self._long
+        work = partial(function, *args, **more)
+        return await asyncio.get_running_loop().run_in_executor(executor, work)
+
+    def trim_soon(self) -> None:
+        """Give freed memory back to the system, once what works on long texts has ended.
+
+        A body and its encoding take a hundred bytes for each character, which glibc would keep.
+        """
+        if _libc is not None and not self._trims:
+            self._trims = True
+            asyncio.get_running_loop().call_later(_TRIM_AFTER_S, self._trim, _libc.malloc_trim)
+
+    def _trim(self, trim: Callable[[int], int]) -> None:
+        self._trims = False
+        with suppress(RuntimeError):  # closed meanwhile
+            self._long.submit(trim, 0)
 
     def close(self) -> None:
         """Drop what waits; threads end with what they run."""
         self._short.shutdown(wait=False, cancel_futures=True)
         self._long.shutdown(wait=False, cancel_futures=True)
-
-
-def _run_and_trim(work: Callable[[], T]) -> T:
-    """Return the result of `work` after its freed memory has gone back to the system.
-
-    Encoding takes a hundred bytes for each character, which glibc would keep for the thread.
-    """
-    try:
-        return work()
-    finally:
-        if _libc is not None:
-            _libc.malloc_trim(0)
 
 
 class ServedModel:

@@ -24,7 +24,7 @@ from evalution.fidelity.divergence import Logprobs, TopRows, select_top
 from evalution.fidelity.lockstep import Block, Blocks
 from evalution.fidelity.requests import Window
 from evalution.fidelity.result import Side
-from evalution.journal.database import transaction
+from evalution.journal.database import primary_code, transaction
 from evalution.samples_file import ResultsNotWrittenError
 from evalution_core import ConfigurationError
 
@@ -239,7 +239,7 @@ class ReferenceFile:
                 (number,),
             ):
                 if recording.top is not None:
-                    yield first, _decode_top(values, count)
+                    yield first, _decode_top(values, count, recording.top)
                 else:
                     yield first, _decode_rows(normalisers, values, count, recording.vocabulary)
 
@@ -303,7 +303,8 @@ def _encode_rows(rows: Logprobs) -> tuple[bytes, bytes]:
 
 
 def _decode_rows(normalisers: bytes, values: bytes, count: int, vocabulary: int) -> Logprobs:
-    planes = np.frombuffer(zlib.decompress(values), np.uint8).reshape(2, -1)
+    data = _decompress(values, 2 * count * vocabulary)
+    planes = np.frombuffer(data, np.uint8).reshape(2, -1)
     halves = np.stack((planes[1], planes[0]), axis=1).view("<f2").reshape(count, vocabulary)
     rows = halves.astype(np.float32)
     rows -= np.frombuffer(normalisers, "<f8").astype(np.float32)[:, None]
@@ -317,12 +318,21 @@ def _encode_top(rows: TopRows, count: int) -> bytes:
     return zlib.compress(b"".join(part.tobytes() for part in parts), 1)
 
 
-def _decode_top(values: bytes, count: int) -> TopRows:
-    data = zlib.decompress(values)
+def _decode_top(values: bytes, count: int, top: int) -> TopRows:
+    data = _decompress(values, 4 * count * (2 * top + 1))
     size = (len(data) - 4 * count) // 2
     token_ids = np.frombuffer(data, "<i4", size // 4).reshape(count, -1)
     logprobs = np.frombuffer(data, "<f4", size // 4, size).reshape(count, -1)
     return TopRows(token_ids, logprobs, np.frombuffer(data, "<f4", count, 2 * size))
+
+
+def _decompress(values: bytes, most: int) -> bytes:
+    """Return at most so many bytes; raises `ValueError` where there are more, or the end is cut."""
+    code = zlib.decompressobj()
+    data = code.decompress(values, most + 1)
+    if len(data) > most or not code.eof:
+        raise ValueError(f"rows are not the {most} bytes that they should be")
+    return data
 
 
 def _list_decisive(recording: Recording) -> dict[str, Any]:
@@ -359,7 +369,7 @@ def _write_errors(path: Path) -> Generator[None]:
     try:
         yield
     except sqlite3.Error as error:
-        code = error.sqlite_errorcode & 0xFF
+        code = primary_code(error)
         if code in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED):
             raise ConfigurationError(
                 f"another process is writing {path}; wait for its end, or name another --output"
@@ -376,13 +386,13 @@ def _write_errors(path: Path) -> Generator[None]:
 
 @contextmanager
 def _read_errors(path: Path) -> Generator[None]:
-    """Raise SQLite's errors, and zlib's, while a file is read."""
+    """Raise SQLite's errors, zlib's, and those of values of other types, while a file is read."""
     try:
         yield
     except ConfigurationError:
         raise
-    except (sqlite3.Error, zlib.error, ValueError) as error:
-        code = error.sqlite_errorcode & 0xFF if isinstance(error, sqlite3.Error) else None
+    except (sqlite3.Error, zlib.error, ValueError, TypeError, OverflowError) as error:
+        code = primary_code(error) if isinstance(error, sqlite3.Error) else None
         if code == sqlite3.SQLITE_NOTADB:
             raise ConfigurationError(
                 f"{path} is no reference file: it isn't a SQLite database; name a file that "

@@ -140,7 +140,7 @@ def _check_kind(connection: sqlite3.Connection, path: Path) -> None:
         version = connection.execute("PRAGMA user_version").fetchone()[0]
         is_empty = connection.execute("PRAGMA schema_version").fetchone()[0] == 0
     except sqlite3.DatabaseError as error:
-        if _primary_code(error) == sqlite3.SQLITE_NOTADB:
+        if primary_code(error) == sqlite3.SQLITE_NOTADB:
             raise ConfigurationError(
                 f"{path} is no journal: it isn't a SQLite database; move it away"
             ) from error
@@ -163,7 +163,7 @@ def _enter_wal(connection: sqlite3.Connection, wait_s: float) -> None:
             connection.execute("PRAGMA journal_mode = WAL").fetchone()
         except sqlite3.OperationalError as error:
             # SQLite doesn't wait here while another process does the same.
-            if _primary_code(error) not in _BUSY or time.monotonic() >= give_up:
+            if primary_code(error) not in _BUSY or time.monotonic() >= give_up:
                 raise
             time.sleep(_RETRY_S)
         else:
@@ -248,7 +248,7 @@ def _make_damage_error(path: Path, error: Exception) -> DamagedJournalError:
 
 def to_journal_error(path: Path, error: sqlite3.Error) -> JournalError:
     """Return the error that SQLite's stands for, with what to do about it."""
-    code = _primary_code(error)
+    code = primary_code(error)
     if code in _DAMAGE:
         return _make_damage_error(path, error)
     if code in _BUSY:
@@ -268,7 +268,7 @@ def to_journal_error(path: Path, error: sqlite3.Error) -> JournalError:
     )
 
 
-def _primary_code(error: sqlite3.Error) -> int:
+def primary_code(error: sqlite3.Error) -> int:
     """Return SQLite's result code without its detail; 0 for an error of Python's own layer."""
     return getattr(error, "sqlite_errorcode", 0) & 0xFF
 

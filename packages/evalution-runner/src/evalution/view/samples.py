@@ -6,7 +6,7 @@ import json
 import math
 import re
 from array import array
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import islice, tee
@@ -15,7 +15,7 @@ from typing import Any, get_args
 from evalution.comparison.comparison import is_binary, pair_samples
 from evalution.redaction import mask_text
 from evalution.sample_columns import SampleColumns
-from evalution.samples import SampleResult, TokenLogprob
+from evalution.samples import SampleResult, TokenLogprob, is_number, is_text
 from evalution.samples_file import FileSamples, SuiteSamples
 from evalution.user_input import LARGEST
 from evalution.view.documents import (
@@ -249,7 +249,7 @@ def _list_texts(sample: SampleResult) -> Iterator[str]:
     else:
         yield from (_format_content(message) for message in sample.prompt or ())
     yield from (part for part in (sample.target, sample.prediction, sample.error) if part)
-    yield from (str(choice) for choice in sample.extracted.get("choices", ()))
+    yield from filter(None, _read_list(sample.extracted.get("choices"), is_text))
     yield from (part for part in sample.extracted.values() if isinstance(part, str))
 
 
@@ -378,8 +378,8 @@ def _make_message(message: Mapping[str, Any]) -> MessageDocument:
 
 def _make_choices(sample: SampleResult) -> list[ChoiceDocument]:
     """Return the choices of a sample; none of a suite that has none, or of a failed sample."""
-    logprobs: Sequence[float | None] = sample.extracted.get("logprobs") or []
-    texts: Sequence[str | None] = sample.extracted.get("choices") or [None] * len(logprobs)
+    logprobs = _read_list(sample.extracted.get("logprobs"), is_number)
+    texts = _read_list(sample.extracted.get("choices"), is_text) or [None] * len(logprobs)
     tokens = sample.token_logprobs or [None] * len(logprobs)
     if not len(logprobs) == len(texts) == len(tokens):
         return []
@@ -398,6 +398,11 @@ def _make_choices(sample: SampleResult) -> list[ChoiceDocument]:
             zip(texts, logprobs, shares, tokens, strict=True)
         )
     ]
+
+
+def _read_list(found: Any, is_item: Callable[[Any], bool]) -> list[Any]:
+    """Return a list of such items as it is, and an empty one for anything else."""
+    return found if isinstance(found, list) and all(map(is_item, found)) else []
 
 
 def _softmax(logprobs: Sequence[float | None]) -> list[float | None]:
