@@ -23,6 +23,7 @@ from evalution_core import (
 EXIT_FAILED, EXIT_USAGE, EXIT_WITH_FAILURES = 1, 2, 3
 EXIT_OUTSIDE = EXIT_WITH_FAILURES
 """Two engines differ by more than the tolerance."""
+KEPT, NOTHING_KEPT = "what was finished is kept", "nothing is kept"
 _HINT = "hint: "
 """The beginning of a line, or of a note of an error, that says what to do next."""
 
@@ -39,10 +40,10 @@ def find_signal_status(error: KeyboardInterrupt) -> int:
 
 
 @contextmanager
-def report_errors(*, debug: bool) -> Generator[None]:
+def report_errors(*, debug: bool, kept: str = KEPT) -> Generator[None]:
     """Print an `EvalutionError` or a Ctrl-C in one line, and leave with its exit code.
 
-    SIGTERM and SIGHUP end a command as Ctrl-C does.
+    SIGTERM and SIGHUP end a command as Ctrl-C does; `kept` says what remains of its work.
     """
     try:
         with catch_signals(raise_received):
@@ -56,7 +57,7 @@ def report_errors(*, debug: bool) -> Generator[None]:
         with catch_signals(SIG_IGN):  # a second one must not end this as something else
             if debug:
                 _print_traceback()
-            print("interrupted; what was finished is kept", file=sys.stderr)
+            print(f"interrupted; {kept}", file=sys.stderr)
         raise typer.Exit(find_signal_status(error)) from None
 
 
