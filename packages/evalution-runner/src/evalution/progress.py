@@ -72,7 +72,8 @@ class SuiteProgress(Progress):
         self._started = self._answered = time.monotonic()
 
     def samples_cached(self, done: int) -> None:
-        self._started, self._cached, self._tokens = time.monotonic(), done, 0
+        self.done = self._cached = done
+        self._started, self._tokens = time.monotonic(), 0
 
     def tokens_computed(self, count: int) -> None:
         self._tokens += count

@@ -10,8 +10,12 @@ from typing import Any
 import pytest
 
 import evalution
-from evalution.fidelity.measurement import FidelityOptions, measure_fidelity
-from evalution.fidelity.recording import record_reference
+from evalution.fidelity import (
+    FidelityOptions,
+    measure_fidelity,
+    measurement,
+    record_reference,
+)
 from evalution.runs.preflight import EngineAndModel
 from evalution_core import ConfigurationError, Model, UnsupportedRequestError
 from evalution_enginekit.mock import Mock
@@ -48,16 +52,19 @@ def test_recorded_top_tokens_are_bounds(tmp_path: Path) -> None:
     ("tests", "options", "message"),
     [
         ([PROSE], FidelityOptions(window=32), "recorded in windows of 64"),
-        ([replace(PROSE, max_rows=9)], FidelityOptions(), "has no rows of these ids"),
+        ([replace(PROSE, max_rows=2), PROSE], FidelityOptions(), "has no rows of these ids"),
     ],
 )
-def test_recording_of_something_else_is_refused(
+def test_recording_of_something_else_is_refused_before_anything_is_compared(
     tmp_path: Path, tests: list[Any], options: FidelityOptions, message: str
 ) -> None:
+    def refuse(*_: object) -> None:
+        pytest.fail("a window was compared")
+
     file = tmp_path / "reference.sqlite"
     record_reference(EXACT, [replace(PROSE, max_rows=2)], file, OPTIONS)
     with pytest.raises(ConfigurationError, match=message):
-        measure_fidelity(file, NARROW, tests, options)
+        measure_fidelity(file, NARROW, tests, replace(options, observe=refuse))
 
 
 def test_recording_by_another_tokenizer_is_refused(tmp_path: Path) -> None:
@@ -124,3 +131,45 @@ def test_text_that_cannot_be_read_is_one_sentence(
     if content is not None:
         text.write_bytes(content)
     assert_says(command_line("fidelity", reference, candidate, "--text", str(text)), 2, message)
+
+
+def test_recording_stands_for_a_reference_alone(
+    tmp_path: Path, command_line: Any, assert_says: Any
+) -> None:
+    reference, candidate = write_specs(tmp_path)
+    file = str(tmp_path / "reference.sqlite")
+    record_reference(EXACT, [PROSE], Path(file), OPTIONS)
+    message = f"{file} is a recording, which can stand for the reference alone"
+    assert_says(command_line("fidelity", reference, file), 2, message)
+    assert_says(command_line("fidelity", reference, candidate, "--control", file), 2, message)
+    assert_says(command_line("fidelity", "record", file, "-o", "copy"), 2, message)
+
+
+def test_control_is_named_or_refused(tmp_path: Path, command_line: Any, assert_says: Any) -> None:
+    reference, candidate = write_specs(tmp_path)
+    words = ["fidelity", reference, candidate, "--control", reference, "--no-control"]
+    assert_says(command_line(*words), 2, "--control and --no-control exclude each other")
+
+
+@pytest.mark.parametrize(
+    ("words", "kept"),
+    [
+        ([], "nothing is kept without --output"),
+        (["--output", "out"], "what was finished is kept: the same command goes on there"),
+    ],
+)
+def test_interrupted_measurement_says_what_is_kept(
+    tmp_path: Path,
+    command_line: Any,
+    monkeypatch: pytest.MonkeyPatch,
+    words: list[str],
+    kept: str,
+) -> None:
+    def interrupt(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    specs = write_specs(tmp_path)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(measurement, "measure_fidelity", interrupt)
+    done = command_line("fidelity", *specs, *words)
+    assert (done.returncode, done.stderr) == (130, f"interrupted; {kept}\n")

@@ -124,9 +124,14 @@ def test_suite_that_was_finished_before_has_no_rate(clock: Clock) -> None:
     progress.sample_finished(2, 0, ("acc", 0.5))
     progress.samples_cached(2)
     progress.suite_finished()
+    progress.suite_started("rows", 3)
+    progress.samples_cached(3)
+    progress.suite_finished()
     assert stream.getvalue().splitlines() == [
         "sums: 2 of 2 were finished before",
         "sums: 2/2, acc 0.500",
+        "rows: 3 of 3 were finished before",
+        "rows: 3/3",
     ]
 
 

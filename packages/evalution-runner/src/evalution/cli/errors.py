@@ -25,6 +25,7 @@ EXIT_OUTSIDE = EXIT_WITH_FAILURES
 """Two engines differ by more than the tolerance, or a candidate by more than the policy allows."""
 EXIT_UNDECIDED = 4
 """There are too few rows to say if a candidate may ship."""
+KEPT, NOTHING_KEPT = "what was finished is kept", "nothing is kept"
 _HINT = "hint: "
 """The beginning of a line, or of a note of an error, that says what to do next."""
 
@@ -41,10 +42,10 @@ def find_signal_status(error: KeyboardInterrupt) -> int:
 
 
 @contextmanager
-def report_errors(*, debug: bool) -> Generator[None]:
+def report_errors(*, debug: bool, kept: str = KEPT) -> Generator[None]:
     """Print an `EvalutionError` or a Ctrl-C in one line, and leave with its exit code.
 
-    SIGTERM and SIGHUP end a command as Ctrl-C does.
+    SIGTERM and SIGHUP end a command as Ctrl-C does; `kept` says what remains of its work.
     """
     try:
         with catch_signals(raise_received):
@@ -58,7 +59,7 @@ def report_errors(*, debug: bool) -> Generator[None]:
         with catch_signals(SIG_IGN):  # a second one must not end this as something else
             if debug:
                 _print_traceback()
-            print("interrupted; what was finished is kept", file=sys.stderr)
+            print(f"interrupted; {kept}", file=sys.stderr)
         raise typer.Exit(find_signal_status(error)) from None
 
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from evalution.cli.errors import report_errors
+from evalution.cli.errors import KEPT, NOTHING_KEPT, report_errors
 from evalution.cli.options import Command, DebugOption, JsonOption, make_app
 from evalution.hints import import_extra
 from evalution.progress_bar import make_terminal_progress
@@ -17,12 +17,14 @@ from evalution.runs.preflight import EngineAndModel
 from evalution.table import print_answer
 from evalution.user_input import parse_path, path_errors
 from evalution.yaml_spec.run_spec import Spec, load_spec
+from evalution_core import ConfigurationError
 
 if TYPE_CHECKING:
     from evalution.fidelity.result import FidelityResult
 
 _COMPARE = "compare"
 _SQLITE = b"SQLite format 3\0"
+_GOES_ON = f"{KEPT}: the same command goes on there"
 
 
 class _MeasuresByDefault(TyperGroup):
@@ -94,11 +96,15 @@ def compare(
     Both are specs of runs; the tests are those of REFERENCE. A file of `evalution fidelity record`
     may take its place: the tests are those of CANDIDATE then.
     """
-    with report_errors(debug=debug):
+    kept = f"{NOTHING_KEPT} without --output" if output is None else _GOES_ON
+    with report_errors(debug=debug, kept=kept):
         measurement = _load_measurement()
         from evalution.fidelity import store  # noqa: PLC0415 - only this command needs it
 
-        right, held = load_spec(candidate), None if control is None else _pair(load_spec(control))
+        if control is not None and no_control:
+            raise ConfigurationError("--control and --no-control exclude each other; take one")
+        right = _load_live(candidate, "candidate")
+        held = None if control is None else _pair(_load_live(control, "control"))
         left = None if is_recording(reference) else load_spec(reference)
         folder = None if output is None else store.FIDELITY_FILE.make_folder(output)
         isolate = right.isolate or (left is not None and left.isolate)
@@ -132,11 +138,11 @@ def record(
     debug: DebugOption = False,
 ) -> None:
     """Write the distributions of REFERENCE to a file that stands in its place later."""
-    with report_errors(debug=debug):
+    with report_errors(debug=debug, kept=_GOES_ON):
         measurement = _load_measurement()
         from evalution.fidelity import recording  # noqa: PLC0415 - only this command needs it
 
-        spec = load_spec(reference)
+        spec = _load_live(reference, "side that is recorded")
         windows = recording.record_reference(
             _pair(spec),
             spec.tests if text is None else [measurement.read_text_suite(text)],
@@ -157,6 +163,16 @@ def _load_measurement() -> Any:
 
 def _pair(spec: Spec) -> EngineAndModel:
     return EngineAndModel(spec.engine, spec.model)
+
+
+def _load_live(name: str, role: str) -> Spec:
+    """Return the spec of a side for which no recording can stand."""
+    if is_recording(name):
+        raise ConfigurationError(
+            f"{name} is a recording, which can stand for the reference alone; name the spec of the "
+            f"{role}"
+        )
+    return load_spec(name)
 
 
 def is_recording(reference: str) -> bool:

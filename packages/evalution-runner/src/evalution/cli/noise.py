@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from evalution.cli.errors import report_errors
+from evalution.cli.errors import NOTHING_KEPT, report_errors
 from evalution.cli.options import DebugOption, JsonOption, SpecArgument
 from evalution.progress_bar import make_terminal_progress
 from evalution.results import to_json
@@ -29,7 +29,7 @@ def noise(
     debug: DebugOption = False,
 ) -> None:
     """Ask one engine the same under changed conditions: which of them change its numbers?"""
-    with report_errors(debug=debug):
+    with report_errors(debug=debug, kept=NOTHING_KEPT):
         from evalution.noise import measurement, result  # noqa: PLC0415 - only this command
 
         loaded = load_spec(spec)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from evalution.cli.errors import EXIT_OUTSIDE, report_errors
+from evalution.cli.errors import EXIT_OUTSIDE, NOTHING_KEPT, report_errors
 from evalution.cli.options import DebugOption, JsonOption, SpecArgument
 from evalution.progress_bar import make_terminal_progress
 from evalution.results import to_json
@@ -41,7 +41,7 @@ def parity(
     debug: DebugOption = False,
 ) -> None:
     """Compare two engines: the same token ids through both. Exit code 3: they differ."""
-    with report_errors(debug=debug):
+    with report_errors(debug=debug, kept=NOTHING_KEPT):
         from evalution import parity as check  # noqa: PLC0415 - only this command needs it
         from evalution.parity import result as file  # noqa: PLC0415 - as above
 

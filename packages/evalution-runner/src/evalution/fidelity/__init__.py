@@ -1,1 +1,41 @@
-"""Distance of a way of serving a model from a reference, position by position."""
+"""Distance of a way of serving a model from a reference, position by position.
+
+Importing this package imports nothing else, so that results are read without NumPy: each name is
+imported when it is first asked for.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from evalution.fidelity.measurement import FidelityOptions, measure_fidelity
+    from evalution.fidelity.recording import record_reference
+    from evalution.fidelity.result import FidelityResult
+    from evalution.fidelity.store import read_fidelity, write_fidelity
+    from evalution.fidelity.wording import describe_result
+
+__all__ = [
+    "FidelityOptions",
+    "FidelityResult",
+    "describe_result",
+    "measure_fidelity",
+    "read_fidelity",
+    "record_reference",
+    "write_fidelity",
+]
+_MODULES = {
+    "FidelityOptions": "measurement",
+    "FidelityResult": "result",
+    "describe_result": "wording",
+    "measure_fidelity": "measurement",
+    "read_fidelity": "store",
+    "record_reference": "recording",
+    "write_fidelity": "store",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _MODULES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    found = globals()[name] = getattr(import_module(f"{__name__}.{_MODULES[name]}"), name)
+    return found

@@ -273,7 +273,9 @@ class _Measurement:
             self._reference.prepare(suite)
             complete = partial(self._complete_reference, name)
             limit = self._options.limit
-            self._prepared.append(prepare_suite(suite, name, codec, self._window, limit, complete))
+            prepared = prepare_suite(suite, name, codec, self._window, limit, complete)
+            self._reference.check_windows(prepared.windows)
+            self._prepared.append(prepared)
 
     def _complete_reference(
         self, suite: str, requests: Sequence[GenerationRequest]

@@ -25,6 +25,7 @@ from evalution.fidelity.lockstep import Block, Blocks
 from evalution.fidelity.requests import Window
 from evalution.fidelity.result import Side
 from evalution.journal.database import primary_code, transaction
+from evalution.runs.run_identity import find_differences, format_differences
 from evalution.samples_file import ResultsNotWrittenError
 from evalution_core import ConfigurationError
 
@@ -153,13 +154,11 @@ class ReferenceWriter:
 
     def _require_same(self, found: Recording) -> None:
         there, here = _list_decisive(found), _list_decisive(self._recording)
-        for name in there:
-            if there[name] != here[name]:
-                raise ConfigurationError(
-                    f"{self._path} holds another recording (its {name} is "
-                    f"{_shorten(there[name])}, not {_shorten(here[name])}); name another --output, "
-                    "or move it away"
-                )
+        if differences := find_differences(there, here):
+            raise ConfigurationError(
+                f"{self._path} holds another recording: {format_differences(differences)}; name "
+                "another --output, or move it away"
+            )
 
     def _encode(
         self, rows: Block, window: Window, done: int
@@ -216,11 +215,7 @@ class ReferenceFile:
         Raises:
             ConfigurationError: a window isn't in the file, or the file is damaged.
         """
-        for at, window in enumerate(windows):
-            with _read_errors(self._path):
-                number = _find_window(self._connection, window)
-            if number is None:
-                raise ConfigurationError(self._explain_absence())
+        for at, (window, number) in enumerate(zip(windows, self.find(windows), strict=True)):
             done = 0
             for first, rows in self._read_chunks(number):
                 if first != done:
@@ -229,6 +224,15 @@ class ReferenceFile:
                 yield at, rows
             if done != len(window.scored_ids):
                 raise _make_damage(self._path, f"rows of window {number} are missing")
+
+    def find(self, windows: Sequence[Window]) -> list[int]:
+        """Return the numbers of windows in the file; errors as `read`."""
+        with _read_errors(self._path):
+            found = [_find_window(self._connection, window) for window in windows]
+        numbers = [number for number in found if number is not None]
+        if len(numbers) < len(found):
+            raise ConfigurationError(self._explain_absence())
+        return numbers
 
     def _read_chunks(self, number: int) -> Iterator[tuple[int, Block]]:
         recording = self.recording
@@ -350,11 +354,6 @@ def _list_decisive(recording: Recording) -> dict[str, Any]:
         **{name: getattr(recording, name) for name in _DECISIVE},
     }
     return json.loads(json.dumps(decisive))
-
-
-def _shorten(value: object) -> str:
-    text = value if isinstance(value, str) else json.dumps(value)
-    return text if len(text) <= 60 else f"{text[:57]}…"
 
 
 def _make_damage(path: Path, reason: object) -> ConfigurationError:

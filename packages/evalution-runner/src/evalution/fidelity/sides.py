@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Generator, Mapping
+from collections.abc import Generator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from hashlib import sha256
@@ -14,6 +14,7 @@ from evalution.environment import make_engine_record
 from evalution.error_boundary import wrap_errors
 from evalution.fidelity.lockstep import RowSource, open_rows
 from evalution.fidelity.reference_file import ReferenceFile
+from evalution.fidelity.requests import Window
 from evalution.fidelity.result import Side
 from evalution.parity.check import open_side, read_info
 from evalution.progress import Progress
@@ -81,6 +82,10 @@ class OpenSide(Protocol):
 
     def prepare(self, suite: AnySuite) -> None: ...
 
+    def check_windows(self, windows: Sequence[Window]) -> None:
+        """Raise `ConfigurationError` if it is known now that it lacks rows of some."""
+        ...
+
     def open_rows(self, top: int) -> RowSource:
         """Return its rows, or its `top` most likely tokens where it has no rows."""
         ...
@@ -118,6 +123,9 @@ class LiveSide:
     def prepare(self, suite: AnySuite) -> None:
         self._holder.prepare(suite)
 
+    def check_windows(self, windows: Sequence[Window]) -> None:
+        """Do nothing: a session computes what it is asked."""
+
     def open_rows(self, top: int) -> RowSource:
         return open_rows(self.session, top)
 
@@ -150,6 +158,9 @@ class RecordedSide:
 
     def prepare(self, suite: AnySuite) -> None:
         """Do nothing: rows are read as they are."""
+
+    def check_windows(self, windows: Sequence[Window]) -> None:
+        self._file.find(windows)
 
     def open_rows(self, top: int) -> RowSource:
         return self._file
