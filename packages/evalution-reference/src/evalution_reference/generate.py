@@ -7,8 +7,8 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
+from evalution_core.encoding import shared_prefix
 from evalution_enginekit import PromptQueue, TokenEvent, TokenPrompt, run_continuous_batching
-from evalution_enginekit.planning import shared_prefix
 from evalution_enginekit.sampling import TokenChoice
 from evalution_reference.llama import Floats, KVCache, Llama
 
