@@ -78,9 +78,13 @@ def count_calls(folder: Path, suite: dict[str, Any], rows: int) -> Counts:
     output = str(folder / f"run-{rows}")
     sys.argv = ["evalution", "run", str(file), "--output", output]
     printed = io.StringIO()
-    with redirect_stdout(printed), redirect_stderr(printed), suppress(SystemExit):
-        with Counts() as counts:
-            command_line()
+    with (
+        redirect_stdout(printed),
+        redirect_stderr(printed),
+        suppress(SystemExit),
+        Counts() as counts,
+    ):
+        command_line()
     assert (folder / f"run-{rows}" / "results.json").is_file()
     return counts
 

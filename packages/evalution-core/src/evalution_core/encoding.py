@@ -9,6 +9,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import compress, count
+from operator import ne
 
 from evalution_core.errors import ContextLengthError, InvalidRequestError
 from evalution_core.requests import LoglikelihoodRequest, Truncation
@@ -222,7 +224,4 @@ def rolling_windows(token_ids: list[int], prefix_id: int, max_model_len: int) ->
 
 def shared_prefix(left: Sequence[int], right: Sequence[int]) -> int:
     """Return the number of tokens that two sequences share at their beginning."""
-    limit = min(len(left), len(right))
-    if list(left[:limit]) == list(right[:limit]):
-        return limit
-    return next(at for at in range(limit) if left[at] != right[at])
+    return next(compress(count(), map(ne, left, right)), min(len(left), len(right)))

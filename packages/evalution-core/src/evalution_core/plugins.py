@@ -174,10 +174,8 @@ class PluginRegistry(Generic[T]):
         """Return every plugin that is installed, built in or registered, by name; imports none."""
         found = {
             *(
-                PluginEntry(
-                    p.name, p.value, p.dist and p.dist.name, p.dist and p.dist.version, self
-                )
-                for p in list_entry_points(self.group)
+                PluginEntry(p.name, p.value, d and d.name, d and d.version, self)
+                for p, d in ((point, point.dist) for point in list_entry_points(self.group))
             ),
             *self._built_in,
             *self._registered.values(),

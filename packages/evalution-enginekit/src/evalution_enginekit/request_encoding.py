@@ -32,7 +32,7 @@ from evalution_core.encoding import (
     strip_leading,
 )
 from evalution_core.errors import raise_failures
-from evalution_core.requests import DistributionRequest, Message, Request
+from evalution_core.requests import DistributionRequest, Message, read_metadata
 from evalution_enginekit.generation import GenerationJob, TokenPrompt
 from evalution_enginekit.planning import TokenScore
 from evalution_enginekit.runtime_thread import runtime_errors
@@ -492,7 +492,6 @@ def catch_failure(prepare: Callable[[Any], J]) -> Callable[[Any], J | RequestFai
             with runtime_errors("preparing a request"):
                 return prepare(request)
         except (InvalidRequestError, UnsupportedRequestError, EngineRuntimeError) as error:
-            is_known = isinstance(request, Request | DistributionRequest)
-            return RequestFailure(error, request.metadata if is_known else {})
+            return RequestFailure(error, read_metadata(request))
 
     return prepare_or_fail
