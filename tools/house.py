@@ -2,19 +2,24 @@
 
 Counts modules and lines, lists modules that are too long, small modules with a single importer and
 no reason of their own, import circles inside a package (imports for type checking count), and
-functions that are too long. The bounds are those of docs/decisions/0003-size-ceilings.md.
+functions that are too long. Then it runs what is installed: counts the names of core's front door,
+the modules on the way of a row, and the properties of a spec's schema that nobody described. The
+bounds are those of docs/decisions/0003-size-ceilings.md.
 """
 
 from __future__ import annotations
 
 import ast
 import io
+import json
+import subprocess
 import sys
 import tokenize
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
+from typing import Any
 
 from lint_imports import source_folders
 
@@ -24,6 +29,7 @@ CORE = "evalution_core"
 MODULES, LINES = 438, 77_750
 PACKAGE_MODULES = {"evalution": 183, "evalution_enginekit": 32}
 MODULE_CEILING, MODULE_FLOOR, FUNCTION_CEILING, CORE_CEILING = 500, 40, 50, 1_235
+CORE_NAMES, ROW_MODULES = 32, 25
 REASON = "own module"
 """A module below the floor with one importer says in its docstring why it is its own module."""
 
@@ -159,6 +165,50 @@ def count_code_lines(source: str) -> int:
     return len(kept)
 
 
+def count_properties(shape: Any) -> tuple[int, int]:
+    """Return how many properties a schema has, and how many of them lack a description.
+
+    Conditions and defaults describe nothing.
+    """
+    if isinstance(shape, list):
+        counts = [count_properties(member) for member in shape]
+    elif isinstance(shape, dict):
+        counts = [count_properties(shape[key]) for key in shape.keys() - {"if", "default"}]
+        options = shape.get("properties", {}).values()
+        lacking = sum(option is not True and not option.get("description") for option in options)
+        counts.append((len(options), lacking))
+    else:
+        return 0, 0
+    return sum(count for count, _ in counts), sum(lacking for _, lacking in counts)
+
+
+def check_installed() -> Iterator[str]:
+    """Print what only running shows, and yield where it is out of bounds."""
+    import evalution_core
+
+    names = len(evalution_core.__all__)
+    print(f"names of core's front door: {names} of {CORE_NAMES}")
+    if names > CORE_NAMES:
+        yield f"core exports {names} names, the bound is {CORE_NAMES}"
+    schema = subprocess.run(
+        [sys.executable, "-m", "evalution", "schema"], capture_output=True, check=True
+    )
+    properties, lacking = count_properties(json.loads(schema.stdout))
+    print(f"properties of a spec's schema: {properties}, without a description: {lacking}")
+    if lacking:
+        yield f"{lacking} properties of a spec's schema have no description"
+    path = ROOT / "tools" / "bench" / "request_path.py"
+    way = subprocess.run(
+        [sys.executable, str(path), "--most", str(ROW_MODULES)],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    print(f"way of a row (bound {ROW_MODULES} modules):\n{way.stdout.rstrip()}")
+    if way.returncode:
+        yield f"a row's way is above {ROW_MODULES} modules{way.stderr and f': {way.stderr}'}"
+
+
 def main() -> int:
     known = read_modules(ROOT)
     imports = {name: find_imports(module, known) for name, module in known.items()}
@@ -189,6 +239,7 @@ def main() -> int:
     problems += find_long_functions(modules)
     circles = find_circles(imports, known)
     problems += [f"import circle: {' <-> '.join(circle)}" for circle in circles]
+    problems += check_installed()
     print("\n".join(problems) or "all bounds hold")
     return 1 if problems else 0
 

@@ -1,7 +1,8 @@
 """Count the modules and functions of ours that one more row enters, from its YAML to its result.
 
 A spec of 4 and one of 24 rows run on `Reference` in this process, with a profiler hook on every
-thread; what the longer run enters more often is on the row's way. Options: `--list` prints it.
+thread; what the longer run enters more often is on the row's way. `tools/check.py house` runs it.
+Options: `--list` prints the modules and functions, `--most N` fails where there are more modules.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ import json
 import sys
 import threading
 from collections import Counter
-from contextlib import redirect_stdout, suppress
+from contextlib import redirect_stderr, redirect_stdout, suppress
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from types import FrameType
@@ -76,7 +77,13 @@ def count_calls(folder: Path, suite: dict[str, Any], rows: int) -> Counts:
     file.write_text(yaml.safe_dump(spec), encoding="utf-8")
     output = str(folder / f"run-{rows}")
     sys.argv = ["evalution", "run", str(file), "--output", output]
-    with Counts() as counts, suppress(SystemExit), redirect_stdout(io.StringIO()):
+    printed = io.StringIO()
+    with (
+        redirect_stdout(printed),
+        redirect_stderr(printed),
+        suppress(SystemExit),
+        Counts() as counts,
+    ):
         command_line()
     assert (folder / f"run-{rows}" / "results.json").is_file()
     return counts
@@ -85,7 +92,9 @@ def count_calls(folder: Path, suite: dict[str, Any], rows: int) -> Counts:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--list", action="store_true", help="print the modules and functions")
+    parser.add_argument("--most", type=int, metavar="N", help="fail above N modules")
     chosen = parser.parse_args()
+    is_within = True
     for name, suite in SUITES.items():
         with TemporaryDirectory() as folder:
             few = count_calls(Path(folder), suite, FEW)
@@ -97,6 +106,7 @@ def main() -> int:
             if calls - few.calls[key] >= MANY - FEW
         }
         modules = sorted({module for module, _ in added})
+        is_within &= chosen.most is None or len(modules) <= chosen.most
         print(
             f"{name}: {len(modules)} modules and {len(added)} functions for one more row "
             f"({sum(added.values()):.0f} calls, {len(many.threads)} threads)"
@@ -104,7 +114,7 @@ def main() -> int:
         for module in modules if chosen.list else ():
             functions = sorted(function for owner, function in added if owner == module)
             print(f"  {module}: {', '.join(functions)}")
-    return 0
+    return 0 if is_within else 1
 
 
 if __name__ == "__main__":

@@ -115,7 +115,7 @@ def test_a_fitted_pair_keeps_the_continuation_and_feeds_at_most_the_window(
             fit_pair(context, continuation, max_model_len=max_model_len, truncation="left")
         return
     pair = fit_pair(context, continuation, max_model_len=max_model_len, truncation="left")
-    assert pair.continuation_ids == continuation
+    assert pair.span.token_ids[pair.span.start :] == continuation
     assert 1 <= len(pair.span.fed) <= max_model_len
     assert list(pair.span.token_ids) == (context + continuation)[pair.truncated_tokens :]
     assert pair.truncated_tokens == max(0, len(context + continuation) - max_model_len - 1)

@@ -16,6 +16,7 @@ from evalution_core import (
     RollingLoglikelihoodOutput,
     UnsupportedRequestError,
 )
+from evalution_core.encoding import shared_prefix
 
 UNDECIDED = 1e-3
 """Nats by which a token must lead the next one for a greedy choice to be certain."""
@@ -112,10 +113,8 @@ def assert_same_score(subject: Subject, found: Scored, expected: Scored, rule: s
 
 def first_difference(left: Sequence[int], right: Sequence[int]) -> int | None:
     """The first index at which two sequences differ; None if they are equal."""
-    for index, (a, b) in enumerate(zip(left, right, strict=False)):
-        if a != b:
-            return index
-    return None if len(left) == len(right) else min(len(left), len(right))
+    shared = shared_prefix(left, right)
+    return None if shared == len(left) == len(right) else shared
 
 
 E = TypeVar("E", bound=Exception)

@@ -9,6 +9,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import compress, count
+from operator import ne
 
 from evalution_core.errors import ContextLengthError, InvalidRequestError
 from evalution_core.requests import LoglikelihoodRequest, Truncation
@@ -42,10 +44,6 @@ class FittedPair:
     span: TokenSpan
     truncated_tokens: int
 
-    @property
-    def continuation_ids(self) -> list[int]:
-        return list(self.span.token_ids[self.span.start :])
-
 
 def encode_with_leading(codec: TextCodec, text: str) -> list[int]:
     """Return the ids of `text` after the leading ids, which are never doubled.
@@ -63,6 +61,8 @@ def add_leading(codec: TextCodec, token_ids: list[int]) -> list[int]:
 
 def strip_leading(codec: TextCodec, token_ids: list[int]) -> list[int]:
     """Return `token_ids` without the leading ids, or the conditioning id, at their beginning.
+
+    These are never scored.
 
     Raises:
         InvalidRequestError: nothing is left to score.
@@ -204,11 +204,6 @@ def fit_pair(
     return FittedPair(TokenSpan(token_ids[excess:], start), excess)
 
 
-def encode_rolling(codec: TextCodec, text: str) -> list[int]:
-    """Return the ids of a text to score, without the leading ids, which are never scored."""
-    return strip_leading(codec, codec.encode(text))
-
-
 def rolling_windows(token_ids: list[int], prefix_id: int, max_model_len: int) -> list[TokenSpan]:
     """Return spans that cover `token_ids`; each feeds at most `max_model_len` tokens.
 
@@ -225,3 +220,8 @@ def rolling_windows(token_ids: list[int], prefix_id: int, max_model_len: int) ->
         windows.append(TokenSpan(token_ids[begin:end], done - begin))
         done = end
     return windows
+
+
+def shared_prefix(left: Sequence[int], right: Sequence[int]) -> int:
+    """Return the number of tokens that two sequences share at their beginning."""
+    return next(compress(count(), map(ne, left, right)), min(len(left), len(right)))

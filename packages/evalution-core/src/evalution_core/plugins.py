@@ -173,7 +173,10 @@ class PluginRegistry(Generic[T]):
     def entries(self) -> list[PluginEntry[T]]:
         """Return every plugin that is installed, built in or registered, by name; imports none."""
         found = {
-            *(self._read_entry_point(point) for point in list_entry_points(self.group)),
+            *(
+                PluginEntry(p.name, p.value, d and d.name, d and d.version, self)
+                for p, d in ((point, point.dist) for point in list_entry_points(self.group))
+            ),
             *self._built_in,
             *self._registered.values(),
         }
@@ -269,10 +272,6 @@ class PluginRegistry(Generic[T]):
             return plugin
 
         return register_class
-
-    def _read_entry_point(self, point: EntryPoint) -> PluginEntry[T]:
-        dist = point.dist
-        return PluginEntry(point.name, point.value, dist and dist.name, dist and dist.version, self)
 
     def _make_unknown_error(self, name: str) -> ConfigurationError:
         known = [entry.name for entry in self.entries()]

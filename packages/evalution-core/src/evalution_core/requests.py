@@ -199,6 +199,11 @@ StreamEvent = TextDelta | GenerationOutput | RequestFailure
 """Yielded by `stream`: deltas, then exactly one output or failure per request."""
 
 
+def read_metadata(request: object) -> dict[str, Any]:
+    """Return the metadata of a request, for the failure of what may be none; empty then."""
+    return request.metadata if isinstance(request, Request | DistributionRequest) else {}
+
+
 def parse_item(item: object, position: int) -> tuple[Any, Any] | RequestFailure:
     """Return the key and the request of an item of a continuous call's input.
 

@@ -6,7 +6,7 @@ from abc import abstractmethod
 from collections.abc import Callable, Generator, Hashable, Iterable, Iterator, Sequence
 from itertools import islice
 from types import TracebackType
-from typing import Any, Generic, NoReturn, Self, TypeVar, cast
+from typing import Generic, NoReturn, Self, TypeVar, cast
 
 from evalution_core.errors import (
     EngineRuntimeError,
@@ -14,7 +14,7 @@ from evalution_core.errors import (
     InvalidRequestError,
     UnsupportedRequestError,
 )
-from evalution_core.requests import Request, RequestFailure, TextDelta, parse_item
+from evalution_core.requests import Request, RequestFailure, TextDelta, parse_item, read_metadata
 
 K = TypeVar("K", bound=Hashable)
 T = TypeVar("T")
@@ -191,7 +191,7 @@ class _Windows(Generic[K, Q, A]):
                 yield from zip((key for key, _ in part), outputs, strict=True)
             for index, failure in failures.items():
                 key, request = part[index]
-                yield key, RequestFailure(failure, _read_metadata(request))
+                yield key, RequestFailure(failure, read_metadata(request))
 
     def _is_alive(self) -> bool:
         try:
@@ -199,10 +199,6 @@ class _Windows(Generic[K, Q, A]):
         except (EngineRuntimeError, InvalidRequestError, UnsupportedRequestError):
             return False
         return True
-
-
-def _read_metadata(request: object) -> dict[str, Any]:
-    return request.metadata if isinstance(request, Request) else {}
 
 
 def _check_count(outputs: Sequence[object], part: Sequence[object]) -> None:

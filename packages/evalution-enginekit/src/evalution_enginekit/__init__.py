@@ -1,6 +1,6 @@
 """For engine authors: text above, tokens below, and everything in between written once."""
 
-from evalution_core.encoding import TokenSpan
+from evalution_core.encoding import TokenSpan, shared_prefix
 from evalution_enginekit.batching import batches, run_continuous_batching
 from evalution_enginekit.chat import ChatTemplate
 from evalution_enginekit.completion import CompletionChunk, RequestPrompt
@@ -13,7 +13,6 @@ from evalution_enginekit.planning import (
     TokenScore,
     WrongScoresError,
     plan_scoring,
-    shared_prefix,
 )
 from evalution_enginekit.request_loop import RequestLoop
 from evalution_enginekit.request_session import RequestSession

@@ -8,7 +8,7 @@ from heapq import nsmallest
 from typing import Any, cast
 
 from evalution_core import EngineRuntimeError
-from evalution_core.encoding import TokenSpan
+from evalution_core.encoding import TokenSpan, shared_prefix
 from evalution_core.requests import TopLogprobs
 
 
@@ -143,14 +143,6 @@ class PrefixTrie:
         node.depth, node.token_ids, node.parent = node.depth + at, node.token_ids[at:], upper
         upper.children[node.token_ids[0]] = node
         return upper
-
-
-def shared_prefix(left: Sequence[int], right: Sequence[int]) -> int:
-    """Return the number of tokens that two sequences share at their beginning."""
-    limit = min(len(left), len(right))
-    if list(left[:limit]) == list(right[:limit]):
-        return limit
-    return next(at for at in range(limit) if left[at] != right[at])
 
 
 @dataclass(frozen=True, slots=True)

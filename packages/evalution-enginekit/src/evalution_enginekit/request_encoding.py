@@ -26,14 +26,13 @@ from evalution_core.encoding import (
     TokenSpan,
     conditioning_id,
     encode_request,
-    encode_rolling,
     encode_with_leading,
     fit_pair,
     rolling_windows,
     strip_leading,
 )
 from evalution_core.errors import raise_failures
-from evalution_core.requests import DistributionRequest, Message, Request
+from evalution_core.requests import DistributionRequest, Message, read_metadata
 from evalution_enginekit.generation import GenerationJob, TokenPrompt
 from evalution_enginekit.planning import TokenScore
 from evalution_enginekit.runtime_thread import runtime_errors
@@ -306,7 +305,9 @@ class RequestEncoder:
         self._vocabulary = known if model_vocabulary is None else model_vocabulary
         self._contexts = ContextEncoder(tokenizer)
 
-    def encode_generation(self, request: GenerationRequest) -> GenerationJob:
+    def encode_generation(
+        self, request: GenerationRequest, *, is_live: bool = False
+    ) -> GenerationJob:
         self._validator.check_generation(request)
         _check_beams(request)
         text, token_ids = self._prompt(request)
@@ -325,7 +326,7 @@ class RequestEncoder:
             logprobs=request.logprobs,
             stop=tuple(request.stop),
         )
-        return GenerationJob(prompt, text, request.metadata, truncated)
+        return GenerationJob(prompt, text, request.metadata, truncated, is_live)
 
     def encode_loglikelihood(self, request: LoglikelihoodRequest) -> ScoringJob:
         self._validator.check_loglikelihood(request)
@@ -351,9 +352,10 @@ class RequestEncoder:
     def encode_rolling(self, request: RollingLoglikelihoodRequest) -> list[TokenSpan]:
         self._validator.check_rolling(request)
         if request.input_ids is not None:
-            token_ids = strip_leading(self._tokenizer, list(request.input_ids))
+            token_ids = list(request.input_ids)
         else:
-            token_ids = encode_rolling(self._tokenizer, request.text)
+            token_ids = self._tokenizer.encode(request.text)
+        token_ids = strip_leading(self._tokenizer, token_ids)
         leading = conditioning_id(self._tokenizer)
         self._check_vocabulary([leading, *token_ids])
         windows = rolling_windows(token_ids, leading, self._max_model_len)
@@ -490,9 +492,6 @@ def catch_failure(prepare: Callable[[Any], J]) -> Callable[[Any], J | RequestFai
             with runtime_errors("preparing a request"):
                 return prepare(request)
         except (InvalidRequestError, UnsupportedRequestError, EngineRuntimeError) as error:
-            metadata = (
-                request.metadata if isinstance(request, Request | DistributionRequest) else {}
-            )
-            return RequestFailure(error, metadata)
+            return RequestFailure(error, read_metadata(request))
 
     return prepare_or_fail

@@ -175,10 +175,10 @@ class RequestSession(KitSession[RequestJob, RequestJob]):
         ids, stop_ids = job.prompt.token_ids, job.prompt.stop_ids
         return RequestPrompt(request, job.prompt_text, ids, job.truncated_tokens, stop_ids)
 
-    def _make_completion_job(
-        self, request: GenerationRequest, *, deltas: bool = False
-    ) -> RequestJob:
-        return self._make_prompt_job(replace(self._prompt(request), is_live=deltas))
+    def _completion_maker(
+        self, *, deltas: bool = False
+    ) -> Callable[[GenerationRequest], RequestJob]:
+        return lambda request: self._make_prompt_job(replace(self._prompt(request), is_live=deltas))
 
     def _make_probe_job(self, token_ids: Sequence[int], length: int) -> RequestJob:
         request = GenerationRequest(input_ids=list(token_ids), max_new_tokens=length, logprobs=2)
@@ -200,6 +200,9 @@ class RequestSession(KitSession[RequestJob, RequestJob]):
             return assembler.output()
 
         return RequestJob(serve, prompt.request.metadata)
+
+    def _score_maker(self) -> Callable[[LoglikelihoodRequest], RequestJob]:
+        return self._make_score_job
 
     def _make_score_job(self, request: LoglikelihoodRequest) -> RequestJob:
         if self._encoder is None:
@@ -238,7 +241,7 @@ class RequestSession(KitSession[RequestJob, RequestJob]):
         request = GenerationRequest(_CANARY, max_new_tokens=_CANARY_TOKENS)
         if self._encoder is None and Capability.CHAT in self._capabilities:
             request = replace(request, messages=[{"role": "user", "content": _CANARY}])
-        job = await asyncio.to_thread(self._make_completion_job, request)
+        job = await asyncio.to_thread(self._completion_maker(), request)
         return await job.serve(emit)
 
 

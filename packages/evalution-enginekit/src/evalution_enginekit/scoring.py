@@ -19,7 +19,7 @@ from evalution_core import (
     RollingLoglikelihoodRequest,
 )
 from evalution_core.encoding import TokenSpan
-from evalution_core.requests import TopLogprobs, parse_item
+from evalution_core.requests import TopLogprobs, parse_item, read_metadata
 from evalution_enginekit.planning import (
     TokenScore,
     WrongScoresError,
@@ -367,7 +367,9 @@ class RollingStream(RequestStream[K, RollingLoglikelihoodOutput | RequestFailure
                 if isinstance(error, EngineRuntimeError):
                     error = self._rename_keys(error)
                 self._drop(number)
-                return text.key, RequestFailure(error, _metadata(text.request, score))
+                return text.key, RequestFailure(
+                    error, read_metadata(text.request) or score.metadata
+                )
             text.scores[index] = score
             text.left -= 1
             if not text.left:
@@ -421,8 +423,3 @@ def _read_windows(
             if text.is_over:
                 break
             yield (number, index), part
-
-
-def _metadata(request: object, failure: RequestFailure) -> dict[str, Any]:
-    is_known = isinstance(request, RollingLoglikelihoodRequest)
-    return request.metadata if is_known else failure.metadata

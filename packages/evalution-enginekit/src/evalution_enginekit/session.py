@@ -5,7 +5,6 @@ from __future__ import annotations
 import threading
 from abc import abstractmethod
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
 from functools import partial
 from typing import Any, Generic, Literal, TypeVar
 
@@ -128,16 +127,16 @@ class KitSession(BaseInferenceSession, Generic[G, S]):
         """Raise `SessionClosedError` once the session is closed."""
 
     @abstractmethod
-    def _make_completion_job(self, request: GenerationRequest, *, deltas: bool = False) -> G:
-        """Check and encode a request; with `deltas`, its text is wanted as it grows."""
+    def _completion_maker(self, *, deltas: bool = False) -> Callable[[GenerationRequest], G]:
+        """Return the function that checks and encodes a request; `deltas`: its text as it grows."""
 
     @abstractmethod
     def _make_probe_job(self, token_ids: Sequence[int], length: int) -> G:
         """Return a greedy completion of ids with log-probabilities, for the self check."""
 
     @abstractmethod
-    def _make_score_job(self, request: LoglikelihoodRequest) -> S:
-        """Check and encode a request."""
+    def _score_maker(self) -> Callable[[LoglikelihoodRequest], S]:
+        """Return the function that checks and encodes a request."""
 
     @abstractmethod
     def _make_span_job(self, span: TokenSpan) -> S:
@@ -196,14 +195,14 @@ class KitSession(BaseInferenceSession, Generic[G, S]):
         self, requests: Sequence[GenerationRequest], *, batch_size: int | None = None
     ) -> list[GenerationOutput]:
         batch_size = self._begin(batch_size)
-        jobs = self._validator.check_all(self._make_completion_job, requests)
+        jobs = self._validator.check_all(self._completion_maker(), requests)
         return collect_results(self._open_generation(batch_size), jobs)
 
     def generate_continuous(
         self, requests: Iterable[tuple[K, GenerationRequest]], *, batch_size: int | None = None
     ) -> Iterator[tuple[K, GenerationOutput | RequestFailure]]:
         opening = partial(self._open_generation, self._begin(batch_size))
-        return self._pull(requests, self._make_completion_job, opening)
+        return self._pull(requests, self._completion_maker(), opening)
 
     def stream(
         self, requests: Iterable[tuple[K, GenerationRequest]], *, batch_size: int | None = None
@@ -212,13 +211,13 @@ class KitSession(BaseInferenceSession, Generic[G, S]):
         if Capability.STREAM not in self._capabilities:
             raise UnsupportedRequestError(f"engine {self._engine} can't stream")
         opening = partial(self._open_generation, batch_size)
-        return self._pull(requests, partial(self._make_completion_job, deltas=True), opening)
+        return self._pull(requests, self._completion_maker(deltas=True), opening)
 
     def loglikelihood(
         self, requests: Sequence[LoglikelihoodRequest], *, batch_size: int | None = None
     ) -> list[LoglikelihoodOutput]:
         batch_size = self._begin(batch_size)
-        jobs = self._validator.check_all(self._make_score_job, requests)
+        jobs = self._validator.check_all(self._score_maker(), requests)
         self._ensure_checked()
         return self._collect_scores(jobs, batch_size)
 
@@ -227,7 +226,7 @@ class KitSession(BaseInferenceSession, Generic[G, S]):
     ) -> Iterator[tuple[K, LoglikelihoodOutput | RequestFailure]]:
         """Scores in completion order; the input is consumed on another thread."""
         opening = partial(self._open_checked, self._begin(batch_size))
-        return self._pull(requests, self._make_score_job, opening)
+        return self._pull(requests, self._score_maker(), opening)
 
     def loglikelihood_rolling(
         self, requests: Sequence[RollingLoglikelihoodRequest], *, batch_size: int | None = None
@@ -455,16 +454,16 @@ class TokenSession(KitSession[GenerationJob, ScoringJob]):
             return score_spans(self._score_tokens, self._compute_rows, spans)
         return self._score_tokens(spans)
 
-    def _make_completion_job(
-        self, request: GenerationRequest, *, deltas: bool = False
-    ) -> GenerationJob:
-        return replace(self._encoder.encode_generation(request), is_live=deltas)
+    def _completion_maker(
+        self, *, deltas: bool = False
+    ) -> Callable[[GenerationRequest], GenerationJob]:
+        return partial(self._encoder.encode_generation, is_live=deltas)
 
     def _make_probe_job(self, token_ids: Sequence[int], length: int) -> GenerationJob:
         return self._encoder.make_probe(token_ids, length)
 
-    def _make_score_job(self, request: LoglikelihoodRequest) -> ScoringJob:
-        return self._encoder.encode_loglikelihood(request)
+    def _score_maker(self) -> Callable[[LoglikelihoodRequest], ScoringJob]:
+        return self._encoder.encode_loglikelihood
 
     def _make_span_job(self, span: TokenSpan) -> ScoringJob:
         return ScoringJob(span, _return_score, {})

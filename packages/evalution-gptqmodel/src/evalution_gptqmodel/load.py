@@ -6,7 +6,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -28,6 +27,7 @@ from evalution_enginekit.model_source import (
     refuse_missing,
 )
 from evalution_enginekit.runtime import merge_arguments, shorten_error
+from evalution_enginekit.tokenizer_classes import read_json
 from evalution_gptqmodel.layers import (
     are_kernels_ready,
     count_kernels,
@@ -168,8 +168,7 @@ def _load_checkpoint(options: GPTQModelOptions, model: Model) -> tuple[LoadedMod
     arguments: dict[str, Any] = {**model.model_kwargs, "backend": _find_backend(runtime, options)}
     if "device_map" not in arguments:
         arguments["device"] = str(device)
-    file = folder / "config.json"
-    config: dict[str, Any] = json.loads(file.read_text("utf-8")) if file.is_file() else {}
+    config = read_json(folder / "config.json")
     dtype = options.dtype if options.dtype != "auto" else find_checkpoint_dtype(config, folder)
     # Left to itself, the loader takes bfloat16 on a CPU, and in place of float32.
     arguments["dtype"] = getattr(torch, dtype or "float32")
@@ -223,15 +222,9 @@ def _read_quantization(model: Model, folder: Path) -> dict[str, Any]:
             f"checkpoint in that format"
         )
     for name in _DECLARATIONS:
-        file = folder / name
-        if not file.is_file():
-            continue
-        try:
-            content: Any = json.loads(file.read_text("utf-8"))
-        except ValueError as error:
-            raise ConfigurationError(f"{file} is not valid JSON: {error}") from error
+        content: Any = read_json(folder / name)
         if name == "config.json":
-            content = content.get("quantization_config") if isinstance(content, dict) else None
+            content = content.get("quantization_config")
         if isinstance(content, dict) and content:
             return cast("dict[str, Any]", content)
     raise ConfigurationError(

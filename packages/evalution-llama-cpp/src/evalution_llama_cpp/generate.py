@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 
+from evalution_core.encoding import shared_prefix
 from evalution_enginekit import PromptQueue, TokenEvent, TokenPrompt
-from evalution_enginekit.planning import shared_prefix
 from evalution_enginekit.sampling import TokenChoice
 from evalution_llama_cpp.context import Context, KVCacheBudget, Logits, Reservation
 from evalution_llama_cpp.score import SharedPrefix

@@ -8,9 +8,10 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from evalution_core import EngineRuntimeError
+from evalution_core.encoding import shared_prefix
 from evalution_enginekit import ScoringPlan, Segment, Target, TokenScore, TokenSpan, plan_scoring
 from evalution_enginekit.distributions import RowBlock, Rows, count_block_rows, split_spans
-from evalution_enginekit.planning import SpanScores, shared_prefix
+from evalution_enginekit.planning import SpanScores
 from evalution_enginekit.sampling import token_logprobs
 from evalution_llama_cpp.context import Context, KVCacheBudget, Logits, Reservation
 

@@ -14,9 +14,9 @@ from itertools import pairwise
 import numpy
 from numpy.typing import NDArray
 
+from evalution_core.encoding import shared_prefix
 from evalution_enginekit import ScoringPlan, Segment, Target, TokenSpan, plan_scoring
 from evalution_enginekit.distributions import Rows, count_block_rows, log_softmax_rows
-from evalution_enginekit.planning import shared_prefix
 from evalution_enginekit.sampling import token_logprobs
 from evalution_openvino.stateful import Logits, Pass, RunForms, State, StatefulRequest
 from evalution_transformers.scoring_passes import Scorer, group_by_tokens

@@ -7,8 +7,8 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
+from evalution_core.encoding import shared_prefix
 from evalution_enginekit import PromptQueue, TokenEvent, TokenPrompt, run_continuous_batching
-from evalution_enginekit.planning import shared_prefix
 from evalution_enginekit.sampling import TokenChoice
 from evalution_reference.llama import Floats, KVCache, Llama
 
@@ -51,7 +51,7 @@ class Generator:
         ends = np.cumsum([len(run) for run in runs]) - 1
         logits = self._model.logits(hidden[ends])
         for sequence in sequences:
-            if not sequence.generated and len(sequence.prompt.token_ids) >= _LEAST_SHARED:
+            if sequence.is_fresh and len(sequence.prompt.token_ids) >= _LEAST_SHARED:
                 self._remember(sequence)
         return [sequence.take(row) for sequence, row in zip(sequences, logits, strict=True)]
 
@@ -71,15 +71,16 @@ class _Sequence:
         self.prompt = prompt
         self.cache = cache
         self.pending = pending
-        self.generated = 0
-        self.is_done = False
+        self.is_fresh = True
         self._choice = TokenChoice(prompt)
+
+    @property
+    def is_done(self) -> bool:
+        return self._choice.is_done
 
     def take(self, logits: Floats) -> TokenEvent:
         """Choose the next token from its logits [vocab]."""
         event = self._choice.take(logits)
         self.pending = list(event.token_ids)
-        self.generated += 1
-        is_full = self.generated >= self.prompt.max_new_tokens
-        self.is_done = self.pending[0] in self.prompt.stop_ids or is_full
+        self.is_fresh = False
         return event

@@ -7,9 +7,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from evalution_core.encoding import shared_prefix
 from evalution_enginekit import ScoringPlan, Segment, TokenScore, TokenSpan, plan_scoring
 from evalution_enginekit.distributions import Rows, count_block_rows, log_softmax_rows
-from evalution_enginekit.planning import SpanScores, shared_prefix
+from evalution_enginekit.planning import SpanScores
 from evalution_enginekit.sampling import token_logprobs
 from evalution_reference.llama import Floats, KVCache, Llama
 

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from evalution import MultipleChoice
 from evalution.journal.records import AnswerBase
+from evalution.journal.store import KnownAnswers
 from evalution.runs.in_flight import InFlightSamples, SampleSource
-from evalution.runs.known_answers import KnownAnswers
 from evalution.suites import RequestKind, Sample
 from evalution_core import LoglikelihoodOutput
 

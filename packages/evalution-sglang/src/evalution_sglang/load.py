@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import multiprocessing
 import re
 from collections.abc import Callable, Generator, Iterable, Mapping
@@ -22,6 +21,7 @@ from evalution_enginekit.serving_session import (
     load_serving,
     loading_errors,
 )
+from evalution_enginekit.tokenizer_classes import read_json
 from evalution_sglang.arguments import make_arguments, select_model_arguments
 from evalution_sglang.engine_thread import EngineThread
 from evalution_sglang.options import SGLangOptions
@@ -169,7 +169,7 @@ def _weight_names(folder: Path) -> Iterable[str]:
             for file in sorted(folder.glob("*.safetensors"))
             for name in _read_weight_names(file)
         ]
-    weight_map: Any = _read_json(folder / _INDEX).get("weight_map")
+    weight_map: Any = read_json(folder / _INDEX).get("weight_map")
     if not isinstance(weight_map, dict):
         raise ConfigurationError(f"{_INDEX} in {str(folder)!r} has no weight_map; copy it again")
     by_name = cast("dict[str, str]", weight_map)
@@ -194,20 +194,12 @@ def _read_weight_names(file: Path) -> list[str]:
 
 
 def _count_layers(folder: Path) -> int:
-    config = _read_json(folder / "config.json") if (folder / "config.json").is_file() else {}
+    config = read_json(folder / "config.json")
     text: Any = config.get("text_config")
     for part in (config, cast("dict[str, Any]", text) if isinstance(text, dict) else {}):
         if isinstance(count := part.get("num_hidden_layers"), int):
             return count
     return 0
-
-
-def _read_json(file: Path) -> dict[str, Any]:
-    try:
-        found: Any = json.loads(file.read_bytes())
-    except ValueError as error:
-        raise ConfigurationError(f"{file} can't be read: {error}; copy it again") from error
-    return cast("dict[str, Any]", found) if isinstance(found, dict) else {}
 
 
 def _list_few(names: Iterable[str]) -> str:

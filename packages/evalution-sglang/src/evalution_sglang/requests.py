@@ -13,6 +13,7 @@ from collections.abc import AsyncIterator, Collection, Sequence
 from typing import Any, TypedDict
 
 from evalution_core import EngineRuntimeError, EvalutionError, InvalidRequestError
+from evalution_core.encoding import shared_prefix
 from evalution_core.redaction import redact_text
 from evalution_core.requests import FinishReason, TopLogprobs
 from evalution_enginekit import TokenPrompt, TokenScore, WrongScoresError
@@ -130,7 +131,7 @@ class SharedPrefixes:
     def enter(self, name: str, group: SpanGroup) -> bool:
         """Return whether the group may be started now; if not, `leave` returns it later."""
         fed = group.fed
-        owner, computed = self._find_owner(_count_common(self._newest, fed))
+        owner, computed = self._find_owner(shared_prefix(self._newest, fed))
         self._newest = fed
         self._owners.append((len(fed), name))
         self._unfinished.add(name)
@@ -357,15 +358,3 @@ def _to_error(ended: dict[str, Any]) -> EvalutionError:
 
 def _to_invalid_request(message: str) -> InvalidRequestError:
     return InvalidRequestError(f"SGLang refuses the request: {redact_text(message)}")
-
-
-def _count_common(one: Sequence[int], other: Sequence[int]) -> int:
-    """Return how many tokens both begin with, found by halving."""
-    low, high = 0, min(len(one), len(other))
-    while low < high:
-        middle = (low + high + 1) // 2
-        if list(one[low:middle]) == list(other[low:middle]):
-            low = middle
-        else:
-            high = middle - 1
-    return low

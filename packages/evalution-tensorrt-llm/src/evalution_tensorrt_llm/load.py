@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
@@ -21,6 +20,7 @@ from evalution_enginekit.serving_session import (
     load_serving,
 )
 from evalution_enginekit.tokenizer import TRANSFORMERS, parse_eos_ids
+from evalution_enginekit.tokenizer_classes import read_json
 from evalution_tensorrt_llm.arguments import make_arguments
 from evalution_tensorrt_llm.options import TensorRTLLMOptions
 from evalution_tensorrt_llm.runtime import (
@@ -116,7 +116,11 @@ def read_checkpoint(model: Model, folder: Path | None) -> Checkpoint:
     """
     if folder is not None:
         # The tokenizer reads the ends of generation of a folder.
-        return replace(_parse_config(_read_config(folder / "config.json")), eos_ids=frozenset())
+        if not (file := folder / "config.json").is_file():
+            raise ConfigurationError(
+                f"no config.json in {folder}: give a folder with config.json and weights"
+            )
+        return replace(_parse_config(read_json(file)), eos_ids=frozenset())
     transformers: Any = import_runtime(
         "transformers", TRANSFORMERS, install='pip install "transformers>=4.57"'
     )
@@ -153,17 +157,3 @@ def _parse_config(declared: Mapping[str, Any]) -> Checkpoint:
         str(quantization.get("quant_method", "unknown")) if quantization else None,
         parse_eos_ids(declared.get("eos_token_id")),
     )
-
-
-def _read_config(file: Path) -> dict[str, Any]:
-    try:
-        found: Any = json.loads(file.read_text("utf-8"))
-    except OSError as error:
-        raise ConfigurationError(
-            f"no config.json in {file.parent}: give a folder with config.json and weights"
-        ) from error
-    except ValueError as error:
-        raise ConfigurationError(f"{file} isn't JSON: {error}") from error
-    if not isinstance(found, dict):
-        raise ConfigurationError(f"{file} must hold a JSON object")
-    return cast("dict[str, Any]", found)

@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 from tinygrad import Tensor
 
-from evalution_enginekit.planning import shared_prefix
+from evalution_core.encoding import shared_prefix
 
 Slots = NDArray[np.int64]
 

@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from evalution_core.encoding import shared_prefix
 from evalution_enginekit import PromptQueue, TokenEvent
-from evalution_enginekit.planning import shared_prefix
 from evalution_transformers.forward import (
     Forward,
     SharedPrefix,

@@ -16,8 +16,8 @@ from torch import Tensor
 from transformers import DynamicCache
 from transformers.cache_utils import DynamicLayer
 
+from evalution_core.encoding import shared_prefix
 from evalution_enginekit.distributions import Rows, count_block_rows
-from evalution_enginekit.planning import shared_prefix
 from evalution_transformers.linear import use_fast_linear
 from evalution_transformers.upstream import CausalModel
 

@@ -11,7 +11,7 @@ from threading import Event, Lock
 from typing import cast
 
 from evalution.error_boundary import find_answer_problem, to_plain_score, wrap_errors
-from evalution.runs.known_answers import KnownAnswers
+from evalution.journal.store import KnownAnswers
 from evalution.suites.suite import AnySuite, Sample
 from evalution_core import (
     ConfigurationError,

@@ -9,18 +9,17 @@ from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from threading import Event
-from types import TracebackType
 from typing import Any, Self, cast
 
 from evalution.environment import SCORING_POLICY, make_engine_record
 from evalution.error_boundary import clean_up
 from evalution.installation import check_installation
+from evalution.journal.store import KnownAnswers
 from evalution.progress import Progress
 from evalution.redaction import mask_text, mask_value
 from evalution.results import RunResult, SuiteResult
 from evalution.runs.backend import ModelBackend, resolve_model
 from evalution.runs.judging import JudgeSession, check_judges, group_by_judge
-from evalution.runs.known_answers import KnownAnswers
 from evalution.runs.options import FailurePolicy, OnError, RunOptions
 from evalution.runs.preflight import (
     check_capabilities,
@@ -262,12 +261,7 @@ class Run:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
         if error is None:
             self.close()
             return

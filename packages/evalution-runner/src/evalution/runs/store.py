@@ -13,11 +13,10 @@ from typing import Any, cast
 
 from evalution.environment import SCORING_POLICY, find_answering_engine
 from evalution.journal.records import AnswerBase, make_answer_base
-from evalution.journal.store import Journal
+from evalution.journal.store import Journal, KnownAnswers
 from evalution.redaction import mask_value
 from evalution.result_file import replace_file
 from evalution.results import RunResult, SampleResult, SuiteResult, to_json
-from evalution.runs.known_answers import KnownAnswers
 from evalution.runs.options import DefaultFolder, RunOptions, parse_output
 from evalution.runs.run_identity import (
     RUN,

@@ -10,10 +10,10 @@ from threading import Event
 from typing import Any, TypeVar
 
 from evalution.error_boundary import wrap_errors
+from evalution.journal.store import KnownAnswers
 from evalution.redaction import mask_text
 from evalution.results import SampleResult, SuiteResult
 from evalution.runs.in_flight import InFlightSamples, OpenSample, SampleSource
-from evalution.runs.known_answers import KnownAnswers
 from evalution.runs.options import RunOptions
 from evalution.runs.token_record import TokenRecorder
 from evalution.suites.suite import AnySuite, Sample
@@ -96,6 +96,7 @@ class SuiteRun:
         self._requests = 0
         self._truncated: int | None = None
         self._notes: Counter[str] = Counter()
+        self._computed = 0
         self._reported_at = 0.0
 
     def run(self) -> SuiteResult:
@@ -140,6 +141,7 @@ class SuiteRun:
         for opened in self._source.read_cached():
             self._finish(opened)
         self._options.progress.samples_cached(self._done)
+        self._computed = 0
         with closing(self._stream()) as answers:
             for key, answer in answers:
                 self._accept(key, answer)
@@ -199,6 +201,9 @@ class SuiteRun:
         # What a person sees finished is on disk.
         self._known.flush()
         self._reported_at = time.monotonic()
+        if self._computed:
+            self._options.progress.tokens_computed(self._computed)
+            self._computed = 0
         self._options.progress.sample_finished(self._done, self._failed, self._tally.running)
 
     def _score(self, result: SampleResult, opened: OpenSample) -> EvalutionError | None:
@@ -241,9 +246,7 @@ class SuiteRun:
         }
         if counted["truncated"] is not None:
             self._truncated = (self._truncated or 0) + bool(counted["truncated"])
-        self._options.progress.tokens_computed(
-            (counted["completion"] or 0) + (counted["scored"] or 0)
-        )
+        self._computed += (counted["completion"] or 0) + (counted["scored"] or 0)
         return {name: count for name, count in counted.items() if count is not None}
 
 
