@@ -91,7 +91,13 @@ _RUN_OPTIONS = {
     "--verbosity": "write -v or -q",
 }
 _SERVE_OPTIONS = {"--model": "the model stands alone: `evalution serve MODEL --engine NAME`"}
-OPTION_HINTS = {"run": _RUN_OPTIONS, "serve": _SERVE_OPTIONS}
+_FILE_OPTIONS = {"-o": "write --output FILE"}
+OPTION_HINTS = {
+    "run": _RUN_OPTIONS,
+    "serve": _SERVE_OPTIONS,
+    "report": _FILE_OPTIONS,
+    "schema": _FILE_OPTIONS,
+}
 """Options that people know from lm-eval, Inspect or another command, by the command that lacks
 them, and what does the same there."""
 
@@ -107,6 +113,15 @@ LM_EVAL_HINT = (
 """The end of the message on a suite that is like none of ours."""
 SUITE_HINTS = {"lm_eval": LM_EVAL}
 """Suite name to the distribution that brings it."""
+_OTHER_COMMANDS = {
+    "compare": "diff",
+    "engines": "backends models",
+    "run": "eval evaluate resume test",
+    "suites": "benchmarks list ls tasks",
+    "view": "dashboard ui",
+}
+COMMAND_ALIASES = {word: verb for verb, words in _OTHER_COMMANDS.items() for word in words.split()}
+"""Words that people know as commands from elsewhere, and the command that is meant."""
 SUITE_ALIASES = {
     "arc": "arc_challenge",
     "arc-c": "arc_challenge",

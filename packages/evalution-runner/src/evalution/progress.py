@@ -114,18 +114,18 @@ class SuiteProgress(Progress):
         if self.done == self.total:
             return parts
         if (waiting := time.monotonic() - self._answered) >= _WAIT_S:
-            parts["waiting"] = f"nothing for {_format_time(waiting)}"
+            parts["waiting"] = f"nothing for {format_time(waiting)}"
         if computed:
             left = (self.total - self.done) * spent / computed
-            parts["left"] = f"{_format_time(left)} left"
+            parts["left"] = f"{format_time(left)} left"
             if later := sum(self._planned[self._number :]):
                 before, seconds = self._before
                 left += later * (seconds + spent) / (before + computed)
-                parts["run"] = f"run {_format_time(left)}"
+                parts["run"] = f"run {format_time(left)}"
         return parts
 
 
-def _format_time(seconds: float) -> str:
+def format_time(seconds: float) -> str:
     """Return `1:05`, `2:03:04` or `3 days, 0:00:00`."""
     return str(timedelta(seconds=round(seconds))).removeprefix("0:").removeprefix("0")
 
@@ -211,7 +211,7 @@ class PlainProgress(SuiteProgress):
             if step is None:
                 self.report_silence()
             else:
-                self._print(f"{step}: {_format_time(time.monotonic() - started)} so far")
+                self._print(f"{step}: {format_time(time.monotonic() - started)} so far")
 
         Thread(target=_repeat, args=(report, end, self._silence_s), daemon=True).start()
 

@@ -168,7 +168,8 @@ class RunResult:
     """One model on one engine, and the suites that were run so far.
 
     `limit` bounds the rows of every suite, within the suite's own `max_rows`. `step` is the step of
-    training at which the model was evaluated, where it was one in training. `notices` are what a
+    training at which the model was evaluated, where it was one in training. `planned` counts the
+    rows of each suite that was planned before the run, whether or not it was reached. `notices` are what a
     person should know beside the scores, such as answers that a damaged journal lost, or how many
     samples of a suite have an unfinished thought. All that differs between two runs of the same
     thing is under `timings`.
@@ -180,6 +181,7 @@ class RunResult:
     versions: dict[str, Any]
     limit: StrictInt | None = None
     step: StrictInt | None = None
+    planned: dict[str, StrictInt] = field(default_factory=dict[str, int])
     status: Status = "running"
     started: Annotated[str, Field(validation_alias=AliasPath("timings", "started"))] = ""
     finished: Annotated[str | None, Field(validation_alias=AliasPath("timings", "finished"))] = None
@@ -228,6 +230,7 @@ class RunResult:
             "scoring_policy": self.scoring_policy,
             "limit": self.limit,
             "step": self.step,
+            "planned": self.planned,
             "suites": [suite.to_dict() for suite in self.suites],
             "versions": self.versions,
             "timings": {"started": self.started, "finished": self.finished, **self.timings},

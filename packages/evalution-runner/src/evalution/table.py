@@ -136,8 +136,10 @@ def _escape(control: re.Match[str]) -> str:
 
 
 def _make_title(result: RunResult) -> str:
-    bound = f", at most {result.limit} rows of each suite" if result.limit else ""
-    return f"{name_run(result)}{bound}"
+    if not result.limit:
+        return name_run(result)
+    rows = "1 row" if result.limit == 1 else f"{result.limit} rows"
+    return f"{name_run(result)}, at most {rows} of each suite"
 
 
 def name_run(run: RunResult) -> str:

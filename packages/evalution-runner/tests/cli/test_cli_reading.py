@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -76,7 +77,7 @@ def test_a_failed_run_is_shown_with_its_error_and_what_is_finished(
     error = {"suite": "questions", "type": "EngineRuntimeError", "message": "the GPU is gone"}
     for status, wanted in (
         ("failed", "failed in suite questions: EngineRuntimeError: the GPU is gone"),
-        ("running", "running, or it was killed; what it has finished so far is shown"),
+        ("running", "killed, or its machine went down; the command that began it goes on with it"),
     ):
         result["status"], result["error"] = status, error if status == "failed" else None
         file.write_text(json.dumps(result), encoding="utf-8")
@@ -110,9 +111,17 @@ def test_samples_of_a_suite_that_was_cut_off_are_shown(
     lines = [*lines[:6], lines[9], lines[7], lines[9], lines[6][:-40]]
     samples.write_text("".join(lines), encoding="utf-8")
     shown = command_line("show", "one").stdout
-    assert "\nquestions: not finished, 2 samples so far; --samples questions shows them\n" in shown
-    (folder / "one" / PROGRESS).write_text('{"suite": "questions", "suite_total": 6}')
-    assert "questions: not finished, 2 of 6 samples so far" in command_line("show", "one").stdout
+    count = result["planned"]["questions"]
+    assert f"\nquestions: not finished, 2 of {count} samples so far; --samples questions" in shown
+    assert "\nprose: not begun, " in shown
+    progress = folder / "one" / PROGRESS
+    progress.write_text('{"suite": "questions", "done": 6, "total": 9, "left_s": 61}')
+    running = command_line("show", "one").stdout
+    assert "status   running, 6 of 9 samples, 1:01 left\n" in running
+    written = progress.stat().st_mtime - 20
+    os.utime(progress, (written, written))
+    silent = command_line("show", "one").stdout
+    assert "status   running, or killed within the last minute\n" in silent
     done = command_line("show", "one", "--samples", "questions", "--json")
     rows = json.loads(done.stdout)
     assert [(row["suite"], row["index"]) for row in rows] == [("questions", 1), ("questions", 3)]

@@ -135,6 +135,10 @@ MISTAKES: dict[str, tuple[Sequence[str], Sequence[str]]] = {
         ["piqa", *TINY, "-s", "num_fewshot=3"],
         ["doesn't say where num_fewshot belongs", "SUITE.OPTION=VALUE", "isolate"],
     ),
+    "a model as a setting": (
+        ["piqa", *TINY, "-s", "model=other"],
+        ["--set model=other: write --model other"],
+    ),
     "a setting of another suite": (
         ["piqa", *TINY, "-s", "pika.num_fewshot=3"],
         ["this run has no 'pika'", "did you mean 'piqa'?", "(it has: engine, model, piqa)"],

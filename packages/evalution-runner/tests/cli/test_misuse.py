@@ -165,6 +165,8 @@ def test_a_wrong_argument(command_line: Any, write: Any, mistake: str) -> None:
         (["run", "spec.yaml", "--limit", "many"], "Invalid value for '--limit'"),
         (["run", "spec.yaml", "--outptu", "x"], "No such option: --outptu"),
         (["rum", "spec.yaml"], "no command and no suite is named 'rum'; did you mean 'run'?"),
+        (["eval", "spec.yaml"], "no command and no suite is named 'eval'; did you mean 'run'?"),
+        (["report", "one", "-o", "x"], "there is no option -o: write --output FILE"),
         (["compare", "one"], "Missing argument 'B'"),
         (["doctor", "--patience", "0"], "Invalid value for '--patience'"),
     ],

@@ -124,6 +124,7 @@ def test_what_is_no_model_is_said(tmp_path: Path) -> None:
     (tmp_path / "a.bin").touch()
     for name, message in (
         ("./none", "there is no model folder or file ./none"),
+        ("none.gguf", "there is no model folder or file none.gguf"),
         (str(tmp_path), "holds no model: neither config.json"),
         (str(tmp_path / "a.bin"), r"a.bin is no model: name a .gguf file"),
     ):

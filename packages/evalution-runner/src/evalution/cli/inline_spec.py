@@ -30,7 +30,7 @@ from evalution_core.options import option_fields
 from evalution_core.plugins import did_you_mean, normalize
 
 SPEC_ENDINGS = (".yaml", ".yml")
-_TOP = ("isolate", "on_error", "max_failures")
+_TOP = ("isolate", "on_error", "max_failures", "record_tokens")
 _RULE = (
     "a setting is engine.OPTION=VALUE, model.FIELD=VALUE or SUITE.OPTION=VALUE, or without a dot "
     f"{', '.join(_TOP)}"
@@ -244,6 +244,8 @@ def _apply(content: dict[str, Any], setting: str) -> None:
     place: Any = content
     if rest:
         place = _find_section(content, section, setting)
+    elif section in ("engine", "model"):
+        raise ConfigurationError(f"--set {setting}: write --{section} {text}; {_RULE}")
     elif section not in _TOP:
         raise ConfigurationError(f"--set {setting} doesn't say where {section} belongs; {_RULE}")
     for name in rest[:-1]:

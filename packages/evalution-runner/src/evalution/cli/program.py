@@ -16,6 +16,7 @@ from evalution.ascii_text import replace_lacking_signs
 from evalution.cli.errors import EXIT_FAILED, report_errors
 from evalution.cli.extensions import add_commands
 from evalution.cli.options import Command, make_app
+from evalution.hints import COMMAND_ALIASES
 from evalution.installation import check_installation
 from evalution_core.plugins import did_you_mean, normalize
 
@@ -151,12 +152,18 @@ def _complete_run(ctx: Any, words: Sequence[str], commands: Iterable[str]) -> li
 
         suites = available_suites()
         if normalize(first) not in map(normalize, suites):
-            near = did_you_mean(first, [*commands, *suites])
+            meant = COMMAND_ALIASES.get(first.lower())
+            near = f"; did you mean {meant!r}?" if meant else did_you_mean(first, [*commands, *suites])
             ctx.fail(f"no command and no suite is named {first!r}{near}")
     return ["run", *words]
 
 
-app = make_app("evalution", cls=_Program, help="Measure language models on any engine.")
+app = make_app(
+    "evalution",
+    cls=_Program,
+    no_args_is_help=True,
+    help="Measure language models on any engine.",
+)
 
 
 def main() -> None:

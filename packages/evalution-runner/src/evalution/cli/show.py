@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import math
 import shlex
 from collections.abc import Iterator
 from itertools import islice
+from pathlib import Path
 from typing import Annotated, Any, cast
 
 import typer
@@ -13,6 +13,7 @@ import typer
 from evalution.cli.errors import report_errors
 from evalution.cli.options import DebugOption, JsonOption
 from evalution.comparison.comparison import is_binary
+from evalution.progress import format_time
 from evalution.results import RunResult, SampleResult, SuiteResult, to_json
 from evalution.runs.progress_file import read_progress
 from evalution.runs.reader import read_partial_suites, read_run
@@ -23,6 +24,8 @@ from evalution_core import ConfigurationError
 from evalution_core.plugins import did_you_mean
 
 _SAMPLES_SHOWN = 5
+_SILENCE_S = 5.0
+"""Seconds without a sign after which a run, which gives one each second, may be gone."""
 _PROMPT_SHOWN = 1000
 """Characters of a prompt: its end, which holds the question."""
 
@@ -71,13 +74,17 @@ def _show_run(run: RunResult) -> None:
 
 
 def _list_unfinished(run: RunResult) -> Iterator[str]:
-    state = None if run.folder is None else read_progress(run.folder, lost_s=math.inf)
-    for suite in read_partial_suites(run):
+    partial = read_partial_suites(run)
+    for suite in partial:
         option, count = f"--samples {shlex.quote(suite.name)}", len(suite.stored_samples)
         have = "1 sample" if count == 1 else f"{count} samples"
-        if state is not None and state.suite == suite.name:
-            have = f"{count} of {state.suite_total} samples"
+        if suite.name in run.planned:
+            have = f"{count} of {run.planned[suite.name]} samples"
         yield f"{suite.name}: not finished, {have} so far; {option} shows them"
+    known = {suite.name for suite in (*run.suites, *partial)}
+    for name, rows in run.planned.items():
+        if name not in known:
+            yield f"{name}: not begun, {rows} samples"
 
 
 def _list_conditions(run: RunResult) -> Iterator[tuple[str, str]]:
@@ -103,7 +110,7 @@ def _list_conditions(run: RunResult) -> Iterator[tuple[str, str]]:
 
 def _format_status(run: RunResult) -> str:
     if run.status == "running":
-        return "running, or it was killed; what it has finished so far is shown"
+        return _format_sign_of_life(run.folder)
     if run.error is None:
         return run.status
     suite = run.error.get("suite")
@@ -111,6 +118,18 @@ def _format_status(run: RunResult) -> str:
     if run.error.get("type") == KeyboardInterrupt.__name__:
         return f"{run.status}{place}"
     return f"{run.status}{place}: {run.error.get('type')}: {run.error.get('message')}"
+
+
+def _format_sign_of_life(folder: Path | None) -> str:
+    """Return the progress of a run without an end, or that its process is gone."""
+    state = None if folder is None else read_progress(folder, _SILENCE_S)
+    if state is not None:
+        of = "" if state.total is None else f" of {state.total}"
+        left = "" if state.left_s is None else f", {format_time(state.left_s)} left"
+        return f"running, {state.done}{of} samples{left}"
+    if folder is not None and read_progress(folder) is not None:
+        return "running, or killed within the last minute"
+    return "killed, or its machine went down; the command that began it goes on with it"
 
 
 def _list_times(run: RunResult) -> Iterator[str]:

@@ -126,7 +126,8 @@ def classify_model(model: str) -> ModelKind:
             return _classify_folder(path)
         if path.is_file():
             return _classify_file(path)
-    if not _HUB_NAME.fullmatch(model) or model.startswith("."):
+    is_path = model.startswith(".") or model.lower().endswith(".gguf")
+    if is_path or not _HUB_NAME.fullmatch(model):
         raise ConfigurationError(f"there is no model folder or file {model}")
     return _classify_name(model)
 

@@ -188,7 +188,9 @@ class Run:
         """
         self._check(suites)
         self._planned = list(suites)
-        self._progress.suites_planned([self._checked[id(suite)].count for suite in suites])
+        counts = {name: self._checked[id(suite)].count for name, suite in name_suites(suites)}
+        self.result.planned = counts
+        self._progress.suites_planned(list(counts.values()))
 
     def _check(self, suites: Sequence[AnySuite]) -> None:
         if self._engine is not None:

@@ -187,7 +187,7 @@ def _make_unreadable(run: UnreadableRun) -> RunDocument:
         "status": "failed",
         "started": None,
         "ended": None,
-        "progress": _count_progress([], 0, 0),
+        "progress": _count_progress([], 0, 0, {}),
         "scores": [],
         "problem": run.problem,
     }
@@ -210,17 +210,20 @@ def _make_progress(run: ViewedRun) -> ProgressDocument:
         }
     partial = run.latest.values()
     failed = sum(sum(columns.failed) for columns in partial)
-    return _count_progress(run.result.suites, sum(map(len, partial)), failed)
+    planned = run.result.planned if run.status != "finished" else {}
+    return _count_progress(run.result.suites, sum(map(len, partial)), failed, planned)
 
 
-def _count_progress(suites: Sequence[SuiteResult], more: int, failed: int) -> ProgressDocument:
-    """Return the counts of a run that doesn't go on; its totals are known if it is complete."""
+def _count_progress(
+    suites: Sequence[SuiteResult], more: int, failed: int, planned: Mapping[str, int]
+) -> ProgressDocument:
+    """Return the counts of a run that doesn't go on; its totals are those planned, if any are."""
     done = sum(suite.n for suite in suites)
     spent = sum(suite.seconds for suite in suites)
     computed = sum(suite.n for suite in suites if not suite.cached)
     return {
         "done": done + more,
-        "total": None if more or not suites else done,
+        "total": sum(planned.values()) or (None if more or not suites else done),
         "rate": computed / spent if spent and computed == done else None,
         "tokens_per_second": None,
         "eta_s": None,
@@ -228,7 +231,7 @@ def _count_progress(suites: Sequence[SuiteResult], more: int, failed: int) -> Pr
         "suite_done": 0,
         "suite_total": None,
         "suites_done": len(suites),
-        "suites": None if more or not suites else len(suites),
+        "suites": len(planned) or (None if more or not suites else len(suites)),
         "failed": sum(suite.failed for suite in suites) + failed,
     }
 

@@ -268,6 +268,24 @@ def test_keyboard_goes_through_the_samples(visit: Visit) -> None:
     assert "sums · row 1" in visit.detail
 
 
+def test_equal_runs_have_intervals_within_their_range_and_no_plot_of_differences(
+    open_page: OpenPage,
+    write_page: Any,
+    make_run: Any,
+    make_suite: Any,
+    make_sample: Any,
+    tmp_path: Path,
+) -> None:
+    all_right = [make_run(make_suite("sums", [make_sample(row) for row in range(8)]))] * 2
+    write_page(*all_right)
+    with open_page((tmp_path / "page.html").as_uri()) as visit:
+        score = visit.page.locator(".matrix td").nth(0).inner_text()
+        assert score.split() == ["1.0000", "0.6756", "to", "1.0000"]
+        visit.go("#/compare")
+        assert visit.page.locator(".reading").all_inner_texts() == ["same value"]
+        assert visit.page.locator(".plot").count() == 0
+
+
 def test_scores_of_several_steps_are_a_curve(
     open_page: OpenPage,
     write_page: Any,

@@ -139,8 +139,12 @@ def test_run_is_followed_from_the_loading_of_its_model_to_its_end(
         wrong.nth(0).get_by_role("link").click()
         visit.wait("#/samples?run=new&suite=sums&which=wrong&index=2")
         assert visit.places == ["0", "2"]
-        visit.page.go_back()
-        visit.wait("")
+        visit.go("#/run?run=new")
+        visit.page.get_by_text("Scoring policy").click()
+        gates.answers.release()
+        visit.page.get_by_text("4 of 16 samples").wait_for()
+        assert visit.page.locator("details[open]").count() == 1
+        visit.go("")
 
         gates.open()
         card.wait_for(state="detached")
@@ -149,6 +153,33 @@ def test_run_is_followed_from_the_loading_of_its_model_to_its_end(
         assert run.result().status == "done"
         assert visit.complaints == []
         assert all(sent.startswith(server.address) for sent in visit.requests)
+
+
+def test_late_answer_does_not_cover_the_page_that_was_opened_meanwhile(
+    server: Server, start_run: Callable[..., Any], gates: Gates, open_page: OpenPage
+) -> None:
+    gates.open()
+    start_run("new", gates).result()
+    with open_page(server.address) as visit:
+        held: list[Any] = []
+
+        def hold_first_page(route: Any) -> None:
+            if visit.page.url.endswith("sort=sums"):
+                held.append(route)
+            else:
+                route.continue_()
+
+        visit.page.route("**/api/runs", hold_first_page)
+        visit.page.evaluate("window.location.hash = '#/?sort=sums'")
+        while not held:
+            visit.page.wait_for_timeout(20)
+        visit.go("#/compare?baseline=new&runs=old")
+        for route in held:
+            route.continue_()
+        visit.page.evaluate("fetch('/api/runs').then((answer) => answer.json())")
+        assert visit.page.locator("h1").inner_text() == "Differences to B"
+        assert visit.page.locator(".differences").count() == 1
+        assert visit.page.locator(".matrix").count() == 0
 
 
 def test_keyboard_leads_from_a_number_to_a_sample_whose_address_opens_it_again(
@@ -198,6 +229,9 @@ def test_every_state_has_an_address_and_no_barrier(
             assert visit.complaints == []
     with open_page(f"{server.address}{list(DEEP)[-1]}") as visit:
         visit.page.get_by_text("No answer is wrong.").wait_for()
+        visit.page.emulate_media(media="print")
+        assert visit.page.get_by_text("No answer is wrong.").is_visible()
+        visit.page.emulate_media(media="screen")
         visit.page.get_by_role("link", name=f"Show all {ROWS} samples").click()
         visit.wait("#/samples?run=new&suite=choices")
         assert len(visit.places) == ROWS

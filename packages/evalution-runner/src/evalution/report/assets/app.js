@@ -38,6 +38,18 @@
     document.title = title ? `${title} – ${own.title}` : own.title;
   }
 
+  // What a reader opened and moved stays so when the page is drawn again.
+  function replaceContent(drawing, isSame) {
+    const opened = new Set([...place.querySelectorAll("details[open] > summary")].map((each) => each.textContent));
+    const shifts = new Map([...place.querySelectorAll(".scroll")].map((box) => [box.getAttribute("aria-label"), box.scrollLeft]));
+    place.replaceChildren(...drawing.childNodes);
+    if (!isSame) return;
+    for (const summary of place.querySelectorAll("details > summary")) summary.parentNode.open = opened.has(summary.textContent);
+    for (const box of place.querySelectorAll(".scroll")) box.scrollLeft = shifts.get(box.getAttribute("aria-label")) ?? 0;
+  }
+
+  // Draws aside what the address names: an answer that comes late, when the reader has gone to another
+  // page, changes nothing. The page of samples keeps its list, and asks `isCurrent` before each change.
   async function show() {
     turn += 1;
     const mine = turn;
@@ -45,21 +57,21 @@
     const key = document.activeElement?.dataset?.key ?? null;
     showNav(page);
     if (sections !== null) sections.hidden = page !== "";
-    const drawing = page === last ? place : element("div", {});
-    let title;
+    const isCurrent = () => mine === turn;
+    const drawing = page === last && page === "samples" ? place : element("div", {});
+    let title, failure;
     place.setAttribute("aria-busy", "true");
     try {
-      title = await (PAGES[page] ?? Overview).draw(drawing, query);
+      title = await (PAGES[page] ?? Overview).draw(drawing, query, isCurrent);
     } catch (error) {
-      drawing.replaceChildren(element("div", { class: "notice error", role: "alert" }, element("p", {}, error.message)));
+      failure = element("div", { class: "notice error", role: "alert" }, element("p", {}, error.message));
     }
-    if (mine !== turn) return;
+    if (!isCurrent()) return;
+    if (failure !== undefined) drawing.replaceChildren(failure);
     place.removeAttribute("aria-busy");
     showTitle(title);
-    if (drawing !== place) {
-      place.replaceChildren(...drawing.childNodes);
-      if (last !== null) window.scrollTo(0, 0);
-    }
+    if (drawing !== place) replaceContent(drawing, page === last);
+    if (last !== null && last !== page) window.scrollTo(0, 0);
     last = page;
     document.documentElement.dataset.drawn = window.location.hash;
     focusAgain(key);

@@ -89,11 +89,12 @@ const SampleDetail = (() => {
 
   const asked = (sample) => JSON.stringify([sample.prompt, sample.messages]);
 
-  async function draw(place, values, runs) {
+  async function draw(place, values, runs, isCurrent) {
     const words = Dom.words(values.q);
     const of = (id) => runs.find((run) => run.id === id);
     const sample = await Source.sample(values);
     const other = values.against ? await Source.sample({ ...values, run: values.against, against: null, which: null, q: null }).catch(() => null) : null;
+    if (!isCurrent()) return;
     const both = [[of(values.run), sample], ...(other === null ? [] : [[of(values.against), other]])];
     const choiceTarget = sample.choices.length > 0 && sample.target !== null && !sample.choices.some((each) => each.is_target);
     place.replaceChildren(

@@ -105,9 +105,10 @@ const SamplesPage = (() => {
     return element("div", { class: "none" }, element("p", {}, text), back);
   }
 
-  async function list(place, values, runs, suites, isJudged) {
+  async function list(place, values, runs, suites, isJudged, isCurrent) {
     const words = Dom.words(values.q);
     const found = await Source.samples({ ...values, index: null });
+    if (!isCurrent()) return null;
     const items = found.samples.map((sample) => item(sample, values, words));
     const left = element("div", { class: "list-pane" },
       element("div", { class: "list-head" }, element("span", { id: "found", role: "status" }, counted(found)), pager(values, found)),
@@ -129,7 +130,7 @@ const SamplesPage = (() => {
     }
   }
 
-  async function draw(place, query) {
+  async function draw(place, query, isCurrent) {
     const runs = await Source.runs();
     const run = runs.find((each) => each.id === query.get("run")) ?? runs.find((each) => each.scores.length > 0) ?? runs[0];
     if (run === undefined) {
@@ -137,6 +138,7 @@ const SamplesPage = (() => {
       return "Samples";
     }
     const details = run.problem ? null : await Source.run(run.id);
+    if (!isCurrent()) return null;
     const suites = details?.suites.map((suite) => suite.name) ?? [];
     const values = read(query);
     values.run = run.id;
@@ -148,13 +150,17 @@ const SamplesPage = (() => {
     const isJudged = details.suites.find((suite) => suite.name === values.suite).judged_by !== null;
     const { index, ...rest } = values;
     const key = JSON.stringify([rest, Source.isLive && Progress.isUnderWay(run) ? run.progress.done : 0]);
-    if (drawn.key !== key || !place.contains(drawn.parts.left)) drawn = { key, parts: await list(place, values, runs, suites, isJudged) };
+    if (drawn.key !== key || !place.contains(drawn.parts.left)) {
+      const parts = await list(place, values, runs, suites, isJudged, isCurrent);
+      if (parts === null) return null;
+      drawn = { key, parts };
+    }
     const wide = window.matchMedia("(min-width: 861px)").matches;
     const chosen = index ?? (wide ? drawn.parts.first : null);
     pointAt(drawn.parts, chosen);
     if (chosen !== null && chosen !== undefined) {
-      await SampleDetail.draw(drawn.parts.detail, { ...values, index: chosen }, runs);
-      if (!wide && index !== null) drawn.parts.detail.scrollIntoView({ block: "start" });
+      await SampleDetail.draw(drawn.parts.detail, { ...values, index: chosen }, runs, isCurrent);
+      if (isCurrent() && !wide && index !== null) drawn.parts.detail.scrollIntoView({ block: "start" });
     }
     return `Samples of ${values.suite}, run ${run.letter}`;
   }
