@@ -36,7 +36,7 @@ Margin = Annotated[float, Field(ge=0.0, allow_inf_nan=False)]
 
 @dataclass(frozen=True, kw_only=True)
 class SuitePolicy:
-    """What one suite may lose."""
+    """Margin, metric and weight of one suite."""
 
     declared_as: ClassVar[str] = "the gate's"
 
