@@ -287,8 +287,8 @@ def run_all() -> int:
     stages = Stages()
     environments = read_environments()
     # The compilation of llama.cpp takes minutes and runs beside everything else; the other builds
-    # wait for the network more than for the processor, and follow one another. So do the fuzzing and
-    # the checks of types, which need one core while tests that start servers leave one idle.
+    # wait for the network more than for the processor, and follow one another. So do the fuzzing
+    # and the checks of types, which need one core while tests that start servers leave one idle.
     with (
         ThreadPoolExecutor(1) as compiling,
         ThreadPoolExecutor(1) as building,
