@@ -54,8 +54,8 @@ GPU_REHEARSAL = [
     *("-m", "tools.gpu", "all", "--rehearse", "--fresh", "--work", "build/gpu/rehearsal"),
 ]
 """Every stage of docs/gpu.md at tiny sizes, the bundle's assembly included."""
-FUZZ = ["nice", "-n", "19", "uv", "run", "tools/fuzz.py", "--seed", "1", "--seconds", "600"]
-"""A minute for each parser, of what the stages leave of the processor."""
+FUZZ = ["nice", "-n", "5", "uv", "run", "tools/fuzz.py", "--seed", "1", "--seconds", "600"]
+"""A minute of processor time for each parser, beside the stages, which come first."""
 NO_VERSIONS = [
     "--ignore=packages/evalution-conformance/tests",
     "--ignore=packages/evalution-runner/tests/workers",
