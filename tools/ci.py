@@ -54,8 +54,8 @@ GPU_REHEARSAL = [
     *("-m", "tools.gpu", "all", "--rehearse", "--fresh", "--work", "build/gpu/rehearsal"),
 ]
 """Every stage of docs/gpu.md at tiny sizes, the bundle's assembly included."""
-FUZZ = ["nice", "-n", "19", "uv", "run", "tools/fuzz.py", "--seed", "1", "--seconds", "600"]
-"""A minute for each parser, of what the stages leave of the processor."""
+FUZZ = ["nice", "-n", "5", "uv", "run", "tools/fuzz.py", "--seed", "1", "--seconds", "600"]
+"""A minute of processor time for each parser, beside the stages, which come first."""
 NO_VERSIONS = [
     "--ignore=packages/evalution-conformance/tests",
     "--ignore=packages/evalution-runner/tests/workers",
@@ -287,8 +287,8 @@ def run_all() -> int:
     stages = Stages()
     environments = read_environments()
     # The compilation of llama.cpp takes minutes and runs beside everything else; the other builds
-    # wait for the network more than for the processor, and follow one another. So do fuzzing and
-    # the checks of types, which need one core while tests that start servers leave one idle.
+    # wait for the network more than for the processor, and follow one another. So do the fuzzing
+    # and the checks of types, which need one core while tests that start servers leave one idle.
     with (
         ThreadPoolExecutor(1) as compiling,
         ThreadPoolExecutor(1) as building,

@@ -71,6 +71,11 @@ def is_done(folder: Path) -> bool:
     return file.exists() and json.loads(file.read_bytes())["status"] == "done"
 
 
+def has_sample(folder: Path) -> bool:
+    file = folder / "samples.jsonl"
+    return file.exists() and file.stat().st_size > 0
+
+
 def is_same(one: Any, other: Any) -> bool:
     if isinstance(one, float) and isinstance(other, float):
         return math.isclose(one, other, rel_tol=TOLERANCE, abs_tol=TOLERANCE)
@@ -105,17 +110,25 @@ def kill_runs(folder: Path, kills: int, chance: random.Random, seconds: float) -
 
 
 def kill_workers(folder: Path, kills: int, chance: random.Random, seconds: float) -> list[Path]:
-    """Kill workers of runs, a few in each, until as many kills hit; return the folders."""
+    """Kill workers of runs, a few in each, until as many kills hit; return the folders.
+
+    In every other run the first kill waits for a sample, so that not all hit workers that load.
+    """
     hits, loading, folders = 0, 0, list[Path]()
     while hits < kills:
         folders.append(folder / f"workers-{len(folders)}")
         child = start(folders[-1], workers=2)
+        pause = seconds / KILLS_A_RUN
+        if len(folders) % 2:
+            pause /= 20  # the rest of a run takes less time than loading did
+            while not has_sample(folders[-1]):
+                time.sleep(0.01)
         for _ in range(min(KILLS_A_RUN, kills - hits)):
-            time.sleep(chance.uniform(0, 2 * seconds / KILLS_A_RUN))
+            time.sleep(chance.uniform(0, pause))
             if workers := list_children(child):
                 os.kill(chance.choice(workers), signal.SIGKILL)
                 hits += 1
-                loading += not (folders[-1] / "samples.jsonl").exists()
+                loading += not has_sample(folders[-1])
         assert finish(child) == 0, f"{folders[-1]}: the run ended"
     print(f"{hits} kills of workers, {loading} of them while loading, {len(folders)} runs")
     return folders

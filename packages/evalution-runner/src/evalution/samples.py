@@ -6,7 +6,7 @@ import json
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, cast
 
 import pydantic_core
 
@@ -135,7 +135,7 @@ def _is_object(value: Any) -> bool:
 
 
 def _is_list(value: Any, is_item: Callable[[Any], bool]) -> bool:
-    return isinstance(value, list) and all(map(is_item, value))
+    return isinstance(value, list) and all(map(is_item, cast("list[Any]", value)))
 
 
 def _is_span(tokens: Any) -> bool:

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import islice, tee
-from typing import Any, get_args
+from typing import Any, cast, get_args
 
 from evalution.comparison.comparison import is_binary, pair_samples
 from evalution.redaction import mask_text
@@ -402,7 +402,8 @@ def _make_choices(sample: SampleResult) -> list[ChoiceDocument]:
 
 def _read_list(found: Any, is_item: Callable[[Any], bool]) -> list[Any]:
     """Return a list of such items as it is, and an empty one for anything else."""
-    return found if isinstance(found, list) and all(map(is_item, found)) else []
+    items = cast("list[Any]", found) if isinstance(found, list) else []
+    return items if all(map(is_item, items)) else []
 
 
 def _softmax(logprobs: Sequence[float | None]) -> list[float | None]:
