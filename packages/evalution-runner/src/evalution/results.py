@@ -169,7 +169,7 @@ class RunResult:
 
     `limit` bounds the rows of every suite, within the suite's own `max_rows`. `step` is the step of
     training at which the model was evaluated, where it was one in training. `planned` counts the
-    rows of each suite that was planned before the run, whether or not it was reached. `notices` are what a
+    rows of each suite of a run that isn't done, whether or not it was reached. `notices` are what a
     person should know beside the scores, such as answers that a damaged journal lost, or how many
     samples of a suite have an unfinished thought. All that differs between two runs of the same
     thing is under `timings`.
@@ -230,7 +230,7 @@ class RunResult:
             "scoring_policy": self.scoring_policy,
             "limit": self.limit,
             "step": self.step,
-            "planned": self.planned,
+            **({} if self.status == "done" else {"planned": self.planned}),
             "suites": [suite.to_dict() for suite in self.suites],
             "versions": self.versions,
             "timings": {"started": self.started, "finished": self.finished, **self.timings},

@@ -241,6 +241,7 @@ def test_ending_signal_keeps_what_was_finished_and_the_run_can_go_on(
     _, again = done.stdout.split("to resume: evalution ")
     found = json.loads((folder / "out" / "results.json").read_text(encoding="utf-8"))
     assert found["status"] == "interrupted"
+    assert list(found["planned"].values()) == [30]
     text = (folder / "out" / "samples.jsonl").read_text(encoding="utf-8")
     finished = len(text.splitlines())
     assert finished == 7 if times == 2 else 8 <= finished < 30

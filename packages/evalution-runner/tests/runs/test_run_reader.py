@@ -228,3 +228,6 @@ def test_run_that_never_began_is_reported(tmp_path: Path) -> None:
         read_run(tmp_path)
     assert "the model of the run in it was never loaded" in str(caught.value)
     assert f"`evalution run SPEC --output {tmp_path}` goes on with it" in str(caught.value)
+    (tmp_path / "progress.json").write_text("{}")
+    with pytest.raises(ConfigurationError, match="the model of the run in it is being loaded"):
+        read_run(tmp_path)

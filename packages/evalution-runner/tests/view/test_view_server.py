@@ -48,6 +48,7 @@ def client(
         {"more": half},
         error={"type": "KeyboardInterrupt", "message": "", "suite": "more"},
         started="2026-01-03T03:04:05+00:00",
+        planned={"sums": 4, "more": 9},
     )
     app = ViewServer(RunCatalog([tmp_path]), Page()).make_app(PORT)
     with TestClient(app, base_url=f"http://127.0.0.1:{PORT}") as client:
@@ -71,7 +72,7 @@ def test_matrix_has_every_run_with_its_scores(client: TestClient) -> None:
     partial = newer["scores"][1]
     assert (partial["suite"], partial["value"], partial["count"]) == ("more", 0.0, 2)
     assert partial["is_partial"] is True
-    assert (newer["progress"]["done"], newer["progress"]["total"]) == (6, None)
+    assert (newer["progress"]["done"], newer["progress"]["total"]) == (6, 13)
 
 
 def test_details_hold_no_secret(client: TestClient) -> None:

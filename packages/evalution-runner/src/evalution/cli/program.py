@@ -153,7 +153,9 @@ def _complete_run(ctx: Any, words: Sequence[str], commands: Iterable[str]) -> li
         suites = available_suites()
         if normalize(first) not in map(normalize, suites):
             meant = COMMAND_ALIASES.get(first.lower())
-            near = f"; did you mean {meant!r}?" if meant else did_you_mean(first, [*commands, *suites])
+            near = (
+                f"; did you mean {meant!r}?" if meant else did_you_mean(first, [*commands, *suites])
+            )
             ctx.fail(f"no command and no suite is named {first!r}{near}")
     return ["run", *words]
 

@@ -10,6 +10,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from evalution.results import SCHEMA_VERSION, RunResult, SuiteResult
+from evalution.runs.progress_file import read_progress
 from evalution.runs.store import JOURNAL, RESULTS
 from evalution.sample_columns import SampleColumns, collect_columns
 from evalution.samples_file import SAMPLES, SamplesReader, SuiteSamples
@@ -64,6 +65,11 @@ def _find_results_file(path: Path) -> Path:
         names = ", ".join(str(run) for run in runs[-_RUNS_SHOWN:])
         raise ConfigurationError(
             f"{path} is no run itself; name one of those in it ({len(runs)} in all): {names}"
+        )
+    if read_progress(path) is not None:
+        raise ConfigurationError(
+            f"{path} holds no {RESULTS} yet: the model of the run in it is being loaded; look "
+            "again when it is"
         )
     if (path / JOURNAL).is_file():
         raise ConfigurationError(
