@@ -153,10 +153,11 @@ def rate(rated: Rated) -> str | None:
 def describe(rated: Rated) -> dict[str, Any]:
     """Return what the list says of an engine."""
     project = rated.project.get("project", {})
+    here = f"tree/main/packages/{rated.folder.name}"
     entry: dict[str, Any] = {
         "engine": rated.scale["engine"],
         "distribution": rated.scale.get("distribution") or project["name"],
-        "source": rated.scale.get("source") or project["urls"]["Source"],
+        "source": rated.scale.get("source") or f"{project['urls']['Source']}/{here}",
         "summary": rated.scale.get("summary") or project["description"],
         "rating": rate(rated),
     }

@@ -191,7 +191,7 @@ class Report:
             "contract": CONTRACT_VERSION,
             "versions": {"python": platform.python_version()}
             | {name: version(name) for name in _OURS},
-            "platform": platform.platform(),
+            "platform": describe_platform(),
             "date": str(date.today()),
             "engines": list(self._classes.values()),
         }
@@ -217,6 +217,11 @@ class Report:
             if self._terminal is not None:
                 name = check["name"].removeprefix("test_").replace("_", " ")
                 self._terminal.write_line(f"{check['outcome']:<8}  {name}")
+
+
+def describe_platform() -> str:
+    """Return system, machine and C library; the kernel's release decides nothing."""
+    return "-".join(filter(None, [platform.system(), platform.machine(), *platform.libc_ver()]))
 
 
 def _summarize(known: dict[str, Any]) -> str:
