@@ -36,7 +36,12 @@ INSTALL = (ROOT / "docs" / "install.md").read_text(encoding="utf-8")
 FOLDERS = os.environ.get("PIP_FIND_LINKS", "").split()
 CPU_TORCH = [part for folder in FOLDERS for part in ("--find-links", folder)]
 """Folders with a CPU build of torch; without one, uv takes it from PyTorch's index."""
-WITHOUT_TORCH = ["evalution-llama-cpp", "evalution-ray", "evalution-reference", "evalution-tinygrad"]
+WITHOUT_TORCH = [
+    "evalution-llama-cpp",
+    "evalution-ray",
+    "evalution-reference",
+    "evalution-tinygrad",
+]
 EXAMPLE_NEEDS = {
     "evalution-openai": "a server",
     "evalution-tensorrt-llm": "TensorRT-LLM, which this package installs on Python 3.12 alone",

@@ -1,7 +1,7 @@
 """Rate engines by what was proved on them, and write the list of them: docs/registry.md.
 
     uv run tools/registry.py                  check every quality_scale.yaml, and what was written
-    uv run tools/registry.py --write          write docs/engines.json, its copy in the runner, the page
+    uv run tools/registry.py --write          write docs/engines.json, its copy, and the page
     uv run tools/registry.py --badges FOLDER  write a badge for each engine, as of today
 
 An engine has a `quality_scale.yaml` beside it, and the conformance report that it speaks of:
@@ -29,6 +29,7 @@ SCALE, REPORT = "quality_scale.yaml", "conformance.json"
 PAGE, DATA = "docs/registry.md", "docs/engines.json"
 COPY = "packages/evalution-runner/src/evalution/engines/available.json"
 BEGIN, END = "<!-- begin: tools/registry.py -->\n", "<!-- end: tools/registry.py -->\n"
+SHOWN = ("passed", "refused", "gap", "skipped")
 LIFETIME = timedelta(days=183)
 """Time after which a report proves nothing any more."""
 COLOURS = {"bronze": "#a5682a", "silver": "#71797e", "gold": "#b8860b", "platinum": "#4a6d8c"}
@@ -83,6 +84,14 @@ def is_compared(rated: Rated) -> bool:
     return rated.checked.get("compared_with") is not None
 
 
+def is_on_runtime(rated: Rated) -> bool:
+    return rated.runtime is not None
+
+
+def is_gapless(rated: Rated) -> bool:
+    return conforms(rated) and not rated.count("gap")
+
+
 def is_precise(rated: Rated) -> bool:
     own, usual = rated.checked.get("tolerance"), rated.checked.get("dtype_tolerance")
     return own is not None and usual is not None and own <= usual
@@ -103,11 +112,11 @@ RULES: dict[str, dict[str, tuple[str, Callable[[Rated], bool]]]] = {
         "whole": ("the report is about all checks", runs_all_checks),
     },
     "silver": {
-        "runtime": ("on the real runtime, whose version it names", lambda it: it.runtime is not None),
+        "runtime": ("on the real runtime, whose version it names", is_on_runtime),
         "compared": ("answers were compared with an oracle, or with stored values", is_compared),
     },
     "gold": {
-        "gapless": ("no check is declared as a gap", lambda it: conforms(it) and not it.count("gap")),
+        "gapless": ("no check is declared as a gap", is_gapless),
         "precise": ("within the tolerance of its arithmetic", is_precise),
         "upstream": ("the runtime's names are compared with its source", has_recorded_upstream),
     },
@@ -175,7 +184,7 @@ def describe(rated: Rated) -> dict[str, Any]:
             "device": rated.checked["execution"].get("device"),
             "dtype": rated.checked["dtype"],
             "platform": rated.report["platform"],
-            **{outcome: rated.count(outcome) for outcome in ("passed", "refused", "gap", "skipped")},
+            **{outcome: rated.count(outcome) for outcome in SHOWN},
         },
     }
 

@@ -143,7 +143,8 @@ def engines(
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="As JSON, with the schema.")] = False,
     available: Annotated[
-        bool, typer.Option("--available", help="List all known engines, and what was proved on each.")
+        bool,
+        typer.Option("--available", help="List all known engines, and what was proved on each."),
     ] = False,
     debug: DebugOption = False,
 ) -> None:
