@@ -319,6 +319,9 @@ def run_all() -> int:
         light = {"EVALUTION_REQUIRE": " ".join(light_members())}
         if is_built(stages, "lowest", lowest):
             stages.run("lowest", [".venv-lowest/bin/pytest", "packages", *NO_VERSIONS], light)
+        # Not parallel: one index serves all of it. uv has compiled llama.cpp by now.
+        published = ["uv", "run", "pytest", "-m", "wide", "-n", "0", "tests/test_published.py"]
+        stages.run("published", published)
         for stage in beside:
             stage.result()
     return stages.close()

@@ -78,15 +78,15 @@ def publish_members(address: str, built: Path) -> list[str]:
 
 
 def main() -> int:
-    with TemporaryDirectory() as folder, TemporaryDirectory() as built:
-        with serve_index(Path(folder)) as address:
+    with TemporaryDirectory() as folder, serve_index(Path(folder)) as address:
+        with TemporaryDirectory() as built:
             names = publish_members(address, Path(built))
-            print(f"{len(names)} packages; pip install --extra-index-url {address}/simple/ NAME")
-            try:
-                while True:
-                    time.sleep(3600)
-            except KeyboardInterrupt:
-                return 0
+        print(f"{len(names)} packages; pip install --extra-index-url {address}/simple/ NAME")
+        try:
+            while True:
+                time.sleep(3600)
+        except KeyboardInterrupt:
+            return 0
 
 
 if __name__ == "__main__":

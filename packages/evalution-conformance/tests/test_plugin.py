@@ -5,11 +5,13 @@ from __future__ import annotations
 import json
 import platform
 import re
+from importlib.metadata import version
 
 import pytest
+from packaging.version import Version
 
 from evalution_conformance import EngineConformance, Gap, StructuralConformance
-from evalution_conformance.suite import find_checks, find_declaration_problem, get_group
+from evalution_conformance.suite import WARNED, find_checks, find_declaration_problem, get_group
 from evalution_core import Model
 from mutants.toy import Toy
 
@@ -66,6 +68,24 @@ def test_closed_gap_fails_the_run_and_is_reported(pytester: pytest.Pytester) -> 
     assert "[XPASS(strict)] ours: acme#412" in read_output(result)
     report = json.loads((pytester.path / "acme.json").read_text("utf-8"))
     assert [c["outcome"] for c in report["engines"][0]["checks"]] == ["gap closed"]
+
+
+def test_new_check_warns_until_its_release(
+    pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(WARNED, "test_text_is_verbatim", "9.0")
+    arguments = ("-k", "verbatim", "--conformance-report=acme.json")
+    result = run(pytester, *arguments, engine="fault='StripsText'")
+    assert result.ret == pytest.ExitCode.OK
+    assert "the tokens read 'danhd. ', text is 'danhd.'" in read_output(result)
+    report = json.loads((pytester.path / "acme.json").read_text("utf-8"))
+    assert [c["outcome"] for c in report["engines"][0]["checks"]] == ["warned"]
+
+
+def test_warnings_end_with_their_release() -> None:
+    assert WARNED.keys() <= find_checks(EngineConformance).keys()
+    for release in WARNED.values():
+        assert Version(release) > Version(version("evalution-conformance"))
 
 
 @pytest.mark.parametrize(
@@ -228,7 +248,7 @@ def test_report_names_the_distribution_and_the_chosen_checks(
     )
     pytester.runpytest(*QUIET, "--conformance-report=mock.json").assert_outcomes(passed=1)
     report = json.loads((pytester.path / "mock.json").read_text("utf-8"))
-    assert report["platform"] == platform.platform()
+    assert report["platform"].startswith(f"{platform.system()}-{platform.machine()}")
     (engine,) = report["engines"]
     assert engine["requirements"]["evalution-core"] == report["versions"]["evalution-core"]
     assert engine["compared_with"] is None

@@ -7,6 +7,7 @@ import json
 import platform
 from collections import Counter
 from collections.abc import Generator, Iterable
+from datetime import date
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any, TypeGuard, cast
@@ -18,6 +19,7 @@ from packaging.utils import canonicalize_name
 from evalution_conformance.reference_values import MODEL
 from evalution_conformance.subject import TOLERANCES, Subject
 from evalution_conformance.suite import (
+    WARNED,
     Conformance,
     NotRun,
     find_checks,
@@ -91,9 +93,14 @@ def pytest_pycollect_makeitem(
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         declaration = _find_declaration(item)
-        if declaration is not None and (gap := declaration.gaps.get(item.name)) is not None:
+        if declaration is None:
+            continue
+        if (gap := declaration.gaps.get(item.name)) is not None:
             reason = f"{gap.owner}: {gap.reason}"
             item.add_marker(pytest.mark.xfail(reason=reason, strict=True))
+        elif release := WARNED.get(item.name):
+            reason = f"a new check, which fails from evalution-conformance {release} on"
+            item.add_marker(pytest.mark.xfail(reason=reason, strict=False))
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -152,7 +159,8 @@ class Report:
 
     An outcome is `passed`, `failed`, `skipped`, `refused` (the engine doesn't declare the
     capability and refuses it, as it should), `not run` (what it needs has failed in another check),
-    `gap` (fails as declared) or `gap closed` (a declared gap that passes: remove it).
+    `gap` (fails as declared), `gap closed` (a declared gap that passes: remove it) or `warned` (a
+    new check that fails, and will count from a later release on).
     """
 
     def __init__(self, file: Path | None, *, prints_lines: bool = False):
@@ -183,7 +191,8 @@ class Report:
             "contract": CONTRACT_VERSION,
             "versions": {"python": platform.python_version()}
             | {name: version(name) for name in _OURS},
-            "platform": platform.platform(),
+            "platform": describe_platform(),
+            "date": str(date.today()),
             "engines": list(self._classes.values()),
         }
         self._file.parent.mkdir(parents=True, exist_ok=True)
@@ -196,7 +205,7 @@ class Report:
         for name, known in self._classes.items():
             terminalreporter.write_line(f"{name}: {_summarize(known)}")
             for check in known["checks"]:
-                if check["outcome"] in ("failed", "gap closed"):
+                if check["outcome"] in ("failed", "gap closed", "warned"):
                     terminalreporter.write_line(f"  {check['name']}: {check['detail']}")
 
     def _add(self, entry: dict[str, Any]) -> None:
@@ -208,6 +217,11 @@ class Report:
             if self._terminal is not None:
                 name = check["name"].removeprefix("test_").replace("_", " ")
                 self._terminal.write_line(f"{check['outcome']:<8}  {name}")
+
+
+def describe_platform() -> str:
+    """Return system, machine and C library; the kernel's release decides nothing."""
+    return "-".join(filter(None, [platform.system(), platform.machine(), *platform.libc_ver()]))
 
 
 def _summarize(known: dict[str, Any]) -> str:
@@ -300,8 +314,8 @@ def _list_installed(requires: Iterable[str]) -> dict[str, str]:
 
 def _name_outcome(report: pytest.TestReport, outcome: str | None, *, has_gap: bool) -> str:
     if report.skipped:
-        if has_gap and hasattr(report, "wasxfail"):
-            return "gap"
+        if hasattr(report, "wasxfail") and outcome is None:
+            return "gap" if has_gap else "warned"
         return outcome or "skipped"
     if report.passed:
         return outcome or "passed"

@@ -18,6 +18,9 @@ Owner = Literal["ours", "upstream", "never"]
 Check = Callable[..., None]
 C = TypeVar("C", bound=Callable[..., Any])
 
+WARNED: dict[str, str] = {}
+"""New checks, each with the release of this kit from which it fails; until then it warns."""
+
 _needs: dict[Check, frozenset[Capability]] = {}
 
 

@@ -228,6 +228,7 @@ def test_engines_are_listed_and_shown(command_line: Any, folder: Path) -> None:
     shown = command_line("engines", "reference")
     assert "'auto' | 'float32' |" in shown.stdout
     assert "loglikelihood" in shown.stdout
+    assert "evalution-vllm" in command_line("engines", "--available").stdout
     entries = json.loads(command_line("engines", "--json").stdout)
     assert "Reference" in {entry["name"] for entry in entries}
     schema = json.loads(command_line("engines", "Reference", "--json").stdout)

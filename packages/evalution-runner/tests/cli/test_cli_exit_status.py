@@ -182,6 +182,7 @@ NOT_THERE = [
     (["noise", "none.yaml"], "there is no spec file none.yaml"),
     (["report", "none"], "there is no run folder none"),
     (["view", "none"], "there is no folder none"),
+    (["engines", "Reference", "--available"], "--available lists all engines; leave it out for"),
     (["engines", "none"], "no engine 'none' is installed"),
     (["engines", "none:Engine"], "No module named 'none'"),
     (["engines", "json:Engine"], "has no attribute 'Engine'"),

@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping
+from datetime import date
+from importlib.resources import files
 from typing import Annotated, Any, cast
 
 import typer
@@ -29,7 +31,7 @@ from evalution.yaml_spec.option_schema import (
     read_docstring,
     summarize_docstring,
 )
-from evalution_core import load_engine
+from evalution_core import ConfigurationError, load_engine
 from evalution_core.discovery import ENGINES
 from evalution_core.options import option_fields
 
@@ -140,10 +142,19 @@ def engines(
         typer.Argument(help="Show this engine's options.", autocompletion=complete_engines),
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="As JSON, with the schema.")] = False,
+    available: Annotated[
+        bool,
+        typer.Option("--available", help="List all known engines, and what was proved on each."),
+    ] = False,
     debug: DebugOption = False,
 ) -> None:
     """List the installed engines, or show one with its options. Listing imports none of them."""
     with report_errors(debug=debug):
+        if available:
+            if name is not None:
+                raise ConfigurationError(f"--available lists all engines; leave it out for {name}")
+            _list_available(as_json=as_json)
+            return
         if name is None:
             _list_engines(as_json=as_json)
             return
@@ -174,6 +185,26 @@ def _list_engines(*, as_json: bool) -> None:
         make_console().print(table)
     else:
         print("no engine is installed; the smallest one comes with pip install evalution-reference")
+
+
+def _list_available(*, as_json: bool) -> None:
+    """Print the registry, which is a file of this package: no network is used."""
+    text = files("evalution.engines").joinpath("available.json").read_text(encoding="utf-8")
+    entries: list[dict[str, Any]] = json.loads(text)
+    if as_json:
+        _print_json(entries)
+        return
+    today = str(date.today())
+    table = _make_table("engine", "package", "rating", "checked on", "until")
+    for entry in entries:
+        report: dict[str, Any] = entry["report"] or {}
+        until = str(report.get("expires", ""))
+        shown = f"{until} (expired)" if until and until < today else until
+        runtime = "no report yet" if not report else report["runtime"] or "a stand-in"
+        table.add_row(
+            entry["engine"], entry["distribution"], entry["rating"] or "–", runtime, shown
+        )
+    make_console().print(table)
 
 
 def suites(

@@ -1,0 +1,99 @@
+"""Ratings of engines follow from their reports, and what is written of them is up to date."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import sys
+from datetime import date
+from pathlib import Path
+
+import pytest
+import yaml
+
+ROOT = Path(__file__).parents[1]
+sys.path.insert(0, str(ROOT / "tools"))
+
+import registry  # noqa: E402
+import release  # noqa: E402
+
+EXAMPLE = ROOT / "docs" / "registry" / "evalution-ctranslate2"
+
+
+@pytest.fixture
+def rated(tmp_path: Path) -> registry.Rated:
+    """The example vendor's files, to be changed."""
+    return registry.Rated(Path(shutil.copytree(EXAMPLE, tmp_path / "engine")))
+
+
+def change_report(rated: registry.Rated, **facts: object) -> registry.Rated:
+    report = json.loads((rated.folder / registry.REPORT).read_text("utf-8"))
+    report["engines"][0] |= facts
+    (rated.folder / registry.REPORT).write_text(json.dumps(report), encoding="utf-8")
+    return registry.Rated(rated.folder)
+
+
+def state(rated: registry.Rated, **rules: object) -> registry.Rated:
+    scale = {**rated.scale, "rules": {**rated.scale["rules"], **rules}}
+    (rated.folder / registry.SCALE).write_text(yaml.safe_dump(scale), encoding="utf-8")
+    return registry.Rated(rated.folder)
+
+
+def test_what_is_written_of_engines_is_proved_and_up_to_date(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert registry.main([]) == 0, capsys.readouterr().err
+
+
+def test_every_engine_of_this_repository_is_rated() -> None:
+    engines = {
+        package.name
+        for package in release.read_packages(ROOT).values()
+        if "evalution.engines" in package.project.get("entry-points", {})
+    }
+    rated = {rated.folder.name for rated in registry.find_folders(ROOT)}
+    assert engines - {"evalution-runner"} <= rated  # Replicas only wraps another engine
+
+
+@pytest.mark.parametrize(
+    ("facts", "rule"),
+    [
+        ({"is_built": False}, "conforms"),
+        ({"chosen": ["discovery"]}, "whole"),
+        ({"requirements": {}}, "runtime"),
+        ({"compared_with": None}, "compared"),
+        ({"tolerance": 1.0}, "precise"),
+    ],
+)
+def test_rule_that_the_report_does_not_prove_is_named(
+    rated: registry.Rated, facts: dict[str, object], rule: str
+) -> None:
+    assert not list(registry.find_problems(rated))
+    problems = list(registry.find_problems(change_report(rated, **facts)))
+    assert any(line.startswith(f"{rule} is 'done', and has to be 'todo'") for line in problems)
+
+
+def test_rule_that_is_done_may_not_be_called_open(rated: registry.Rated) -> None:
+    (problem,) = registry.find_problems(state(rated, compared="todo"))
+    assert problem.startswith("compared is 'todo', and has to be 'done' or exempt: answers were")
+
+
+def test_exemption_needs_a_reason(rated: registry.Rated) -> None:
+    (problem,) = registry.find_problems(state(rated, accelerator={"exempt": ""}))
+    assert problem.startswith("accelerator is {'exempt': ''}, and has to be 'todo' or exempt")
+
+
+def test_rating_ends_before_the_first_open_rule(rated: registry.Rated) -> None:
+    assert registry.rate(state(rated, accelerator="todo")) == "gold"
+    assert registry.rate(state(rated, compared="todo")) == "bronze"
+    assert registry.rate(state(rated, conforms="todo")) is None
+
+
+def test_badge_turns_red_when_the_report_expires(rated: registry.Rated) -> None:
+    entry = registry.describe(rated)
+    expires = date.fromisoformat(entry["report"]["expires"])
+    assert registry.RED not in registry.write_badge(entry, expires)
+    late = registry.write_badge(entry, expires + (expires - date.fromisoformat("2026-01-01")))
+    assert registry.RED in late
+    assert f"until {expires}" in late
+    assert registry.RED in registry.write_badge({**entry, "report": None}, expires)
