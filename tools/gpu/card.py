@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from importlib.metadata import PackageNotFoundError, distributions, requires, version
+from importlib.metadata import PackageNotFoundError, requires, version
 from pathlib import Path
 from typing import Any
 
@@ -132,7 +132,7 @@ def describe_card() -> dict[str, Any]:
         "memory_gib": torch.cuda.mem_get_info()[1] / 2**30 if device == "cuda" else None,
         "cuda": torch.version.cuda,
         "python": platform.python_version(),
-        "versions": {one.name: one.version for one in distributions() if one.name in SHOWN},
+        "versions": {name: version(name) for name in SHOWN},
         "at": datetime.now(UTC).date().isoformat(),
         "peak_flops": peak and peak.flops,
         "peak_bandwidth": peak and peak.bandwidth,

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shutil
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -11,7 +10,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from tools.gpu.steps import ROOT, Step
+from tools.gpu.steps import ROOT, Record, Step, merge_attempts
 
 BENCH, HERE = ROOT / "tools" / "bench", Path(__file__).parent
 TRANSFORMERS_CLASSES = {
@@ -45,6 +44,10 @@ class Places:
     @property
     def site(self) -> Path:
         return self.work / "bundle" / "site"
+
+    @property
+    def records(self) -> Path:
+        return self.work / "records"
 
     @property
     def device(self) -> str:
@@ -84,8 +87,10 @@ def check_conformance(
     """The conformance kit on one class that is marked `gpu`."""
     path = f"packages/{member}/tests/{file}"
     command = [
-        *(sys.executable, "-m", "pytest", "-n0", "-q", "-m", "gpu"),
-        *("--timeout=180", "-p", "no:cacheprovider", "--conformance-report={result}"),
+        *(sys.executable, "-m", "pytest", "-n0", "-q", "-m", "gpu", "--timeout=60"),
+        # Whatever else the machine has for pytest stays away.
+        *("--disable-plugin-autoload", "-p", "xdist", "-p", "timeout"),
+        *("-p", "evalution_conformance", "--conformance-report={result}"),
         f"{path}::{name}",
         *(("-k", REHEARSED_CHECKS) if places.rehearse else ()),
     ]
@@ -168,20 +173,33 @@ def compare(places: Places) -> Iterator[Step]:
 def measure_speed(places: Places) -> Iterator[Step]:
     """(c) Scoring against lm-eval at its best batch, generation against upstream's own."""
     if places.rehearse:
-        shapes, further = {"tiny": ("mmlu",)}, ("--pairs", "1")
+        scoring, paged, rounds = HERE / "scoring_tiny.toml", HERE / "paged_tiny.toml", "1"
+        shapes, generation = ["mmlu"], ["even"]
     else:
-        every = ("mmlu", "arc", "hellaswag", "wikitext", "gsm8k")
-        shapes, further = {"1b": every, "7b": every}, ("--pairs", "3")
-    for size, names in shapes.items():
-        config = HERE / "scoring_tiny.toml" if places.rehearse else BENCH / "scoring_cuda.toml"
-        words = places.checkpoint(size, "words")
-        for name in names:
-            options = ("--config", config, "--checkpoint", words, *further)
-            yield Step(f"scoring {size} {name}", bench("scoring", *options, name), 400)
-    paged = HERE / "paged_tiny.toml" if places.rehearse else BENCH / "paged_generation.toml"
-    for name in ("even",) if places.rehearse else ("even", "skewed"):
-        options = ("--device", places.device, "--config", paged, *further, name)
-        yield Step(f"generation {places.sizes[0]} {name}", bench("paged_generation", *options), 400)
+        scoring, paged = BENCH / "scoring_cuda.toml", BENCH / "paged_generation.toml"
+        shapes, generation, rounds = (
+            ["mmlu", "arc", "hellaswag", "wikitext"],
+            ["even", "skewed"],
+            "3",
+        )
+    attempts = merge_attempts(Record(places.records).read())
+
+    def measure(name: str, bench_: str, asked: Sequence[str], *options: str | Path) -> Step:
+        rows = attempts.get(("speed", name), {}).get("result") or ()
+        measured = {row["shape"] for row in rows}
+        left = [shape for shape in asked if shape not in measured]
+        return Step(name, bench(bench_, *options, *(left or asked)), 400)
+
+    for size in places.sizes:
+        words = ("--config", scoring, "--checkpoint", places.checkpoint(size, "words"))
+        yield measure(f"scoring {size}", "scoring", shapes, *words, "--pairs", rounds)
+    options = ("--device", places.device, "--config", paged, "--pairs", "1")
+    for shape in generation:
+        step = f"generation {places.sizes[0]} {shape}"
+        yield measure(step, "paged_generation", [shape], *options)
+    if not places.rehearse:
+        words = ("--config", scoring, "--checkpoint", places.checkpoint("1b", "words"))
+        yield measure("scoring 1b gsm8k", "scoring", ["gsm8k"], *words, "--pairs", "1")
 
 
 def run_tinygrad(places: Places) -> Iterator[Step]:
@@ -293,10 +311,10 @@ STAGES: dict[str, Callable[[Places], Iterator[Step]]] = {
     "conformance": conform,
     "parity": compare,
     "speed": measure_speed,
-    "tinygrad": run_tinygrad,
-    "llama-cpp": run_llama,
     "memory": measure_memory,
     "noise": measure_noise,
+    "tinygrad": run_tinygrad,
+    "llama-cpp": run_llama,
     "vllm": serve_with(
         "evalution-vllm",
         "test_vllm_conformance.py",
@@ -318,16 +336,13 @@ STAGES: dict[str, Callable[[Places], Iterator[Step]]] = {
 }
 CONTAINERS = ("vllm", "sglang", "tensorrt-llm")
 """Stages for a machine that has their runtime: the others need the bundle alone."""
+COMMON = [name for name in STAGES if name not in CONTAINERS]
+"""What `all` runs, the most valuable first."""
+WORKERS = {"conformance": 8, "parity": 4}
+"""Steps at once, where nothing is timed."""
+SHARES = {"conformance": 150.0, "parity": 90.0, "speed": 300.0}
+"""Seconds that a stage may take of a call before others get theirs."""
 
 
 def list_steps(stage: str, places: Places) -> Sequence[Step]:
     return list(STAGES[stage](places))
-
-
-def clear_result(places: Places, stage: str, step: Step) -> None:
-    """Remove what an earlier attempt wrote: the runner's commands refuse such a folder."""
-    folder = places.work / "steps" / stage / step.name.replace(" ", "-")
-    if folder.is_dir():
-        shutil.rmtree(folder)
-    else:
-        folder.unlink(missing_ok=True)
