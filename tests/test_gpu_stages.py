@@ -6,6 +6,7 @@ import os
 import sys
 import tarfile
 import time
+import tomllib
 from pathlib import Path
 from typing import Any
 
@@ -150,6 +151,19 @@ def test_conformance_runs_every_class_that_is_there() -> None:
     assert names == list(stages.TRANSFORMERS_CLASSES)
 
 
+def test_benches_are_asked_for_shapes_and_devices_that_their_files_have(tmp_path: Path) -> None:
+    places = stages.Places(tmp_path, rehearse=False)
+    for step in [*stages.list_steps("speed", places), *stages.list_steps("llama-cpp", places)]:
+        command = list(map(str, step.command))
+        if "--config" in command:
+            file = Path(command[command.index("--config") + 1])
+            config = tomllib.loads(file.read_text("utf-8"))
+            known = config.get("cuda", config)["shapes"]
+            asked = [word for word in command if word in {"even", "skewed", "gsm8k", *known}]
+            assert asked
+            assert set(asked) <= set(known), step.name
+
+
 @pytest.mark.parametrize(
     ("name", "is_needed"),
     [
@@ -189,6 +203,12 @@ def test_bundle_is_bounded_and_gets_from_the_checkout_what_is_there(
     monkeypatch.setattr(bundle, "LIMIT_BYTES", 100)
     with pytest.raises(SystemExit, match=r"more than 0 MiB: name in machine\.txt what is there"):
         bundle.pack(tree, tmp_path)
+
+
+def test_versions_of_the_machine_bind_its_own_python_alone() -> None:
+    wanted, names = bundle.read_present(bundle.PYTHON)
+    assert {"torch==2.11.0", "numpy==2.5.2"} < set(wanted)
+    assert set(bundle.read_present("3.11")[0]) == names
 
 
 def test_module_for_another_python_is_refused(tmp_path: Path) -> None:

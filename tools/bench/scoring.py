@@ -206,16 +206,27 @@ def largest_difference(left: Sequence[Any], right: Sequence[Any]) -> float:
     return max(abs(a.logprob - b) / a.token_count for a, b in zip(left, values, strict=True))
 
 
-def largest_shares(run: Callable[[], object], most: int = 6) -> str:
-    """The operations of torch that take most of a run's processor time, with their shares."""
-    activities = [torch.profiler.ProfilerActivity.CPU]
+def largest_shares(run: Callable[[], object], device: str, most: int = 6) -> str:
+    """The operations of torch that take most of a run's time, with their shares.
+
+    It is the processor's or the CUDA device's, of which is said how much of the run it was busy.
+    """
+    on_cuda = device == "cuda"
+    kinds = torch.profiler.ProfilerActivity
+    activities = [kinds.CPU, kinds.CUDA] if on_cuda else [kinds.CPU]
     every_thread = _ExperimentalConfig(profile_all_threads=True)  # a session has its own
     with torch.profiler.profile(activities=activities, experimental_config=every_thread) as profile:
-        run()
-    spent = {event.key: event.self_cpu_time_total for event in profile.key_averages()}
+        seconds, _ = timed(run, device)
+    # A kernel's time is counted with the operation that begins it, too.
+    spent = {
+        event.key: event.self_device_time_total if on_cuda else event.self_cpu_time_total
+        for event in profile.key_averages()
+        if event.device_type == torch.autograd.DeviceType.CPU
+    }
     whole = sum(spent.values())
     largest = sorted(spent, key=lambda key: -spent[key])[:most]
-    return ", ".join(f"{key.removeprefix('aten::')} {spent[key] / whole:.0%}" for key in largest)
+    shares = [f"{key.removeprefix('aten::')} {spent[key] / whole:.0%}" for key in largest if whole]
+    return ", ".join([*shares, *([f"busy {whole / 1e6 / seconds:.0%}"] if on_cuda else [])])
 
 
 def try_once(run: Callable[[], object], device: str) -> float:
@@ -289,7 +300,7 @@ def compare(session: Any, peer: Peer, shape: Shape, config: Config) -> dict[str,
     if config["profile"]:
         for side, run in (("ours", run_ours), ("lm-eval", run_theirs)):
             session.gc()
-            print(f"{'':<12}{side}: {largest_shares(run)}", flush=True)
+            print(f"{'':<12}{side}: {largest_shares(run, device)}", flush=True)
     return {
         "shape": shape.name,
         "requests": len(shape.requests),

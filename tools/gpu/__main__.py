@@ -61,7 +61,8 @@ def make_site(places: stages.Places, folder: Path | None) -> dict[str, str]:
         "HF_HUB_OFFLINE": "1",
         "TRANSFORMERS_OFFLINE": "1",
         "TOKENIZERS_PARALLELISM": "false",
-        **({"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""} if places.rehearse else {}),
+        "OMP_NUM_THREADS": "1" if places.rehearse else "2",  # steps run side by side
+        **({"CUDA_VISIBLE_DEVICES": ""} if places.rehearse else {}),
     }
 
 

@@ -18,7 +18,7 @@ from pathlib import Path, PurePosixPath
 
 from tools.gpu.llama_sources import PACKAGE, ROOT, fetch_sdist, unpack_needed
 
-MACHINE = Path(__file__).with_name("machine.txt")
+MACHINE, PYTHON = Path(__file__).with_name("machine.txt"), "3.12"
 ARCHIVE = "bundle.tar.gz"
 LIMIT_BYTES = 42 << 20
 """With a checkout of 20 MiB it is what one copy to such a machine may hold."""
@@ -48,11 +48,15 @@ _PLATFORM = "x86_64-manylinux_2_28"
 _OF_TORCH = ("cuda-", "nvidia-")
 
 
-def read_present() -> tuple[list[str], set[str]]:
-    """Return the lines of machine.txt, and the names of the distributions there."""
+def read_present(python: str) -> tuple[list[str], set[str]]:
+    """Return what machine.txt asks for, and the names of the distributions there.
+
+    Its versions are those of its Python: another one, in a rehearsal, may have no such wheels.
+    """
     lines = MACHINE.read_text("utf-8").splitlines()
     wanted = [line for line in lines if line and not line.startswith("#")]
-    return wanted, {line.partition("==")[0] for line in wanted}
+    names = [line.partition("==")[0] for line in wanted]
+    return wanted if python == PYTHON else names, set(names)
 
 
 def run_uv(*arguments: object) -> None:
@@ -61,7 +65,7 @@ def run_uv(*arguments: object) -> None:
 
 def resolve(wheels: Path, folder: Path, python: str) -> Path:
     """Return a requirements file of all that the machine lacks, each in one version."""
-    lines, present = read_present()
+    lines, present = read_present(python)
     pins = [
         line.split()[0]
         for line in PINS.read_text("utf-8").splitlines()
@@ -169,7 +173,7 @@ def assemble(folder: Path, python: str) -> None:
 def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("folder", type=Path)
-    parser.add_argument("--python", default="3.12", help="the machine's version [default: 3.12]")
+    parser.add_argument("--python", default=PYTHON, help="the machine's [default: %(default)s]")
     chosen = parser.parse_args(arguments)
     assemble(chosen.folder, chosen.python)
 

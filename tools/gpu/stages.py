@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+from tools.gpu.card import find_cuda_libraries
 from tools.gpu.steps import ROOT, Record, Step, merge_attempts
 
 BENCH, HERE = ROOT / "tools" / "bench", Path(__file__).parent
@@ -160,63 +161,56 @@ def compare_with_oracle(places: Places, engine: dict[str, Any], label: str) -> S
 
 def compare(places: Places) -> Iterator[Step]:
     """(b) Parity: with the float64 oracle on the tiny model, with lm-eval's `hf` on large ones."""
+    rows = ["4"] if places.rehearse else []
+    for size in reversed(places.sizes):  # the longest first
+        for dtype in places.dtypes if size != "7b" else ("bfloat16",):
+            command = module("hf_parity", places.checkpoint(size), dtype, "{result}")
+            yield Step(f"hf {size} {dtype}", [*command, *rows], 200)
     for dtype in places.dtypes:
         engine = {"type": "Transformers", "dtype": dtype, "device": places.device}
         yield compare_with_oracle(places, engine, dtype)
-    for size in places.sizes:
-        for dtype in places.dtypes if size != "7b" else ("bfloat16",):
-            command = module("hf_parity", places.checkpoint(size), dtype, "{result}")
-            rows = ["4"] if places.rehearse else []
-            yield Step(f"hf {size} {dtype}", [*command, *rows], 200)
 
 
 def measure_speed(places: Places) -> Iterator[Step]:
     """(c) Scoring against lm-eval at its best batch, generation against upstream's own."""
     if places.rehearse:
-        scoring, paged, rounds = HERE / "scoring_tiny.toml", HERE / "paged_tiny.toml", "1"
+        scoring, paged = HERE / "scoring_tiny.toml", HERE / "paged_tiny.toml"
         shapes, generation = ["mmlu"], ["even"]
     else:
         scoring, paged = BENCH / "scoring_cuda.toml", BENCH / "paged_generation.toml"
-        shapes, generation, rounds = (
-            ["mmlu", "arc", "hellaswag", "wikitext"],
-            ["even", "skewed"],
-            "3",
-        )
+        shapes, generation = ["mmlu", "arc", "hellaswag", "wikitext"], ["even", "skewed"]
     attempts = merge_attempts(Record(places.records).read())
 
-    def measure(name: str, bench_: str, asked: Sequence[str], *options: str | Path) -> Step:
+    def score(name: str, size: str, asked: Sequence[str], *further: str) -> Step:
         rows = attempts.get(("speed", name), {}).get("result") or ()
         measured = {row["shape"] for row in rows}
         left = [shape for shape in asked if shape not in measured]
-        return Step(name, bench(bench_, *options, *(left or asked)), 400)
+        words = ("--config", scoring, "--checkpoint", places.checkpoint(size, "words"))
+        return Step(name, bench("scoring", *words, *further, *(left or asked)), 400)
 
     for size in places.sizes:
-        words = ("--config", scoring, "--checkpoint", places.checkpoint(size, "words"))
-        yield measure(f"scoring {size}", "scoring", shapes, *words, "--pairs", rounds)
+        yield score(f"scoring {size}", size, shapes)
     options = ("--device", places.device, "--config", paged, "--pairs", "1")
     for shape in generation:
-        step = f"generation {places.sizes[0]} {shape}"
-        yield measure(step, "paged_generation", [shape], *options)
+        name = f"generation {places.sizes[0]} {shape}"
+        yield Step(name, bench("paged_generation", *options, shape), 400)
+    yield score("profile", places.sizes[-1], ["mmlu"], "--pairs", "1", "--profile")
     if not places.rehearse:
-        words = ("--config", scoring, "--checkpoint", places.checkpoint("1b", "words"))
-        yield measure("scoring 1b gsm8k", "scoring", ["gsm8k"], *words, "--pairs", "1")
+        yield score("scoring 1b gsm8k", "1b", ["gsm8k"], "--pairs", "1")
 
 
 def run_tinygrad(places: Places) -> Iterator[Step]:
     """(d) tinygrad on CUDA: parity with the oracle, its bench, conformance."""
-    engine = {"type": "Tinygrad", "device": places.device}
-    yield compare_with_oracle(places, {**engine, "dtype": "float32"}, "tinygrad")
+    engine = {"type": "Tinygrad", "device": places.device, "dtype": "float32"}
+    steps = [compare_with_oracle(places, engine, "tinygrad")]
     if not places.rehearse:
         pairs = ("--device", places.device, "--pairs", "3")
-        yield Step("batching", bench("tinygrad_batching", *pairs), 240)
-        yield check_conformance(
-            places,
-            "evalution-tinygrad",
-            "test_tinygrad_gpu.py",
-            "TestTinygradCuda",
-            "conformance",
-            500,
-        )
+        test = ("evalution-tinygrad", "test_tinygrad_gpu.py", "TestTinygradCuda", "conformance")
+        steps += [
+            Step("batching", bench("tinygrad_batching", *pairs), 240),
+            check_conformance(places, *test, 500),
+        ]
+    yield from add_variables(steps, find_cuda_libraries())
 
 
 def run_llama(places: Places) -> Iterator[Step]:
@@ -238,19 +232,18 @@ def run_llama(places: Places) -> Iterator[Step]:
         check,
         *(Step(f"bench {name}", bench("llama_cpp_python", *options, name)) for name in shapes),
     ]
-    from tools.gpu.llama_build import find_cuda_wheels
-
-    wheels = find_cuda_wheels()
     folder = find_library(library.parent, places)
     if folder is None:
         yield from (make_unavailable(step.name, "no compiled llama.cpp here") for step in steps)
-        return
-    variables = {"LLAMA_CPP_LIB_PATH": str(folder)}
-    if wheels:
-        variables["LD_LIBRARY_PATH"] = str(wheels / "lib")
-    for step in steps:
-        known = {**(step.variables or {}), **variables}
-        yield Step(step.name, step.command, step.seconds, step.result, step.makes, known)
+    else:
+        yield from add_variables(
+            steps, {"LLAMA_CPP_LIB_PATH": str(folder), **find_cuda_libraries()}
+        )
+
+
+def add_variables(found: Iterable[Step], variables: Mapping[str, str]) -> Iterator[Step]:
+    for step in found:
+        yield replace(step, variables={**(step.variables or {}), **variables})
 
 
 def find_library(built: Path, places: Places) -> Path | None:
@@ -340,7 +333,7 @@ COMMON = [name for name in STAGES if name not in CONTAINERS]
 """What `all` runs, the most valuable first."""
 WORKERS = {"conformance": 8, "parity": 4}
 """Steps at once, where nothing is timed."""
-SHARES = {"conformance": 150.0, "parity": 90.0, "speed": 300.0}
+SHARES = {"conformance": 150.0, "parity": 120.0, "speed": 300.0}
 """Seconds that a stage may take of a call before others get theirs."""
 
 
