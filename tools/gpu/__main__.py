@@ -47,6 +47,7 @@ def make_site(places: stages.Places, folder: Path | None) -> dict[str, str]:
     target = places.site.parent
     if folder is not None and not places.site.is_dir():
         part = target.with_name("bundle.part")
+        shutil.rmtree(part, ignore_errors=True)
         bundle.unpack(folder, part)
         if not places.rehearse:
             compileall.compile_dir(part / "site", quiet=2, workers=0)

@@ -76,7 +76,8 @@ def bench(name: str, *arguments: str | Path) -> list[str | Path]:
 
 def prepare(places: Places) -> Iterator[Step]:
     """The card, its ceilings and what is installed; the models."""
-    yield Step("machine", module("card", "{result}"), 120)
+    here = places.work / "steps" / "prepare" / "machine"  # another machine is described again
+    yield Step("machine", module("card", "{result}"), 120, makes=here)
     for size in places.sizes:
         folder = places.work / "models" / size
         yield Step(f"model {size}", module("models", size, folder), 240, makes=folder)
