@@ -229,6 +229,12 @@ def largest_shares(run: Callable[[], object], device: str, most: int = 6) -> str
     return ", ".join([*shares, *([f"busy {whole / 1e6 / seconds:.0%}"] if on_cuda else [])])
 
 
+def forget(session: Any) -> None:
+    """Forget what the last run computed; torch keeps the memory, which the next run takes again."""
+    session._scorer.forget()
+    session._generation_path.forget()
+
+
 def try_once(run: Callable[[], object], device: str) -> float:
     """Seconds of a run, endless where memory runs out."""
     try:
@@ -250,7 +256,6 @@ def find_best_batch(peer: Peer, shape: Shape, config: Config) -> int | str:
 def measure(run: Callable[[], Any], device: str, weights: int) -> tuple[float, Any, int]:
     """Seconds of a run, what it gave, and the MiB that it held at most beside other weights."""
     if device == "cuda":
-        torch.cuda.empty_cache()
         torch.cuda.reset_peak_memory_stats()
     seconds, found = timed(run, device)
     held = torch.cuda.max_memory_allocated() - weights if device == "cuda" else 0
@@ -263,7 +268,7 @@ def try_pass_tokens(session: Any, run: Callable[[], object], config: Config) -> 
     default = scorer._pass_tokens
     for tokens in config.get("pass_tokens", ()):
         scorer._pass_tokens = tokens
-        session.gc()
+        forget(session)
         found[str(tokens)] = try_once(run, config["device"])
     scorer._pass_tokens = default
     return found
@@ -278,19 +283,21 @@ def compare(session: Any, peer: Peer, shape: Shape, config: Config) -> dict[str,
     run_ours, run_theirs = ours(session, shape), theirs(peer, shape, best)
     session.gc()
     forwarded = counted(session._model, run_ours)
+    times: list[float] = []
     ratios: list[float] = []
-    mine, left, right, held, peer_held = 0.0, [], [], 0, 0
+    left, right, held, peer_held = [], [], 0, 0
     for _ in range(config["pairs"]):
-        session.gc()
-        mine, left, held = measure(run_ours, device, config["peer_bytes"])
-        session.gc()
+        forget(session)
+        seconds, left, held = measure(run_ours, device, config["peer_bytes"])
+        forget(session)
         peers, right, peer_held = measure(run_theirs, device, config["session_bytes"])
-        ratios.append(peers / mine)
+        times.append(seconds)
+        ratios.append(peers / seconds)
     by_pass_tokens = try_pass_tokens(session, run_ours, config)
     session.gc()
     unique = unique_tokens(session, shape)
     apart = "" if shape.kind == "generation" else f"{largest_difference(left, right):.1e}"
-    ratio = statistics.median(ratios)
+    ratio, mine = statistics.median(ratios), statistics.median(times)
     print(
         f"{shape.name:<12}{len(shape.requests):>9}{batch:>11}{mine:>9.1f}{forwarded:>10}"
         f"{'' if unique is None else f'{forwarded / unique:.3f}':>9}{apart:>10}"
