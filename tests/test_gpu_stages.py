@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import sys
-import zipfile
+import tarfile
+import time
+import tomllib
 from pathlib import Path
 from typing import Any
 
@@ -13,17 +16,23 @@ ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT))
 
 from tools.gpu import bundle, goals, llama_sources, stages, steps, tables  # noqa: E402
+from tools.gpu.__main__ import run_stages  # noqa: E402
 
 
 def make_step(name: str, code: str, **more: Any) -> steps.Step:
     return steps.Step(name, [sys.executable, "-S", "-c", code], **more)
 
 
-def run(found: list[steps.Step], work: Path, limit: float = 60) -> tuple[list[str], list[str]]:
-    return steps.run_steps(found, steps.Record(work, "stage"), work, limit, {})
+def run(
+    found: list[steps.Step], work: Path, limit: float = 60, workers: int = 1
+) -> tuple[list[str], list[str]]:
+    """Return the names of the steps that failed, and of those that are left."""
+    runner = steps.Runner(steps.Record(work, work / "copies"), work, {})
+    left = runner.run("stage", found, time.monotonic() + limit, workers)
+    return runner.failed, left
 
 
-def test_passed_step_is_not_repeated_and_failed_one_is(tmp_path: Path) -> None:
+def test_passed_step_is_not_repeated_and_failed_one_is_in_the_next_call(tmp_path: Path) -> None:
     marks = tmp_path / "marks"
     note = f"open({str(marks)!r}, 'a').write"
     good, bad = (
@@ -31,9 +40,13 @@ def test_passed_step_is_not_repeated_and_failed_one_is(tmp_path: Path) -> None:
         make_step("bad", f"{note}('b'); raise SystemExit(1)"),
     )
     lacking = make_step("lacking", f"{note}('l'); raise SystemExit({steps.UNAVAILABLE})")
-    assert run([good, bad, lacking], tmp_path) == (["bad"], [])
-    assert run([good, bad, lacking], tmp_path) == (["bad"], [])
+    assert run([good, bad, bad, lacking], tmp_path) == (["stage/bad"], [])
+    assert run([good, bad, lacking], tmp_path) == (["stage/bad"], [])
     assert marks.read_text("utf-8") == "gblb"
+    for name in ("records.jsonl", "records.log"):
+        assert (tmp_path / "copies" / name).read_text("utf-8") == (tmp_path / name).read_text(
+            "utf-8"
+        )
 
 
 def test_step_is_repeated_when_what_it_made_is_gone(tmp_path: Path) -> None:
@@ -45,23 +58,69 @@ def test_step_is_repeated_when_what_it_made_is_gone(tmp_path: Path) -> None:
     assert made.exists()
 
 
-def test_step_over_its_time_is_killed_and_the_record_says_so(tmp_path: Path) -> None:
-    slow = make_step("slow", "import time; print('begun', flush=True); time.sleep(99)", seconds=0.3)  # pyright: ignore[reportArgumentType]
-    assert run([slow], tmp_path) == (["slow"], [])
-    attempt = steps.Record(tmp_path, "stage").read()["slow"]
-    assert (attempt["outcome"], attempt["end"]) == ("timed out", "begun")
+def test_steps_that_nothing_times_run_at_once(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    ends = [make_step(mode, f"open({str(tmp_path / 'pipe')!r}, {mode!r})") for mode in "rw"]
+    assert run(ends, tmp_path, workers=2) == ([], [])
+
+
+def test_step_over_its_time_is_ended_and_what_it_had_is_kept(tmp_path: Path) -> None:
+    code = """
+import sys, time
+open(sys.argv[1], "w").write("[1]")
+try:
+    time.sleep(99)
+except KeyboardInterrupt:
+    print("so far")
+"""
+    command = [sys.executable, "-S", "-c", code, "{result}"]
+    assert run([steps.Step("slow", command, 1)], tmp_path) == (["stage/slow"], [])
+    (attempt,) = steps.Record(tmp_path).read()
+    assert (attempt["outcome"], attempt["end"], attempt["result"]) == ("timed out", "so far", [1])
 
 
 def test_steps_beyond_the_limit_are_left_and_a_cut_line_is_no_attempt(tmp_path: Path) -> None:
-    assert run([make_step("any", "")], tmp_path, limit=-1) == ([], ["any"])
-    (tmp_path / "stage.jsonl").write_text('{"step": "any", "outc', "utf-8")
-    assert steps.Record(tmp_path, "stage").read() == {}
+    assert run([make_step("any", "")], tmp_path, limit=-1) == ([], ["stage/any"])
+    (tmp_path / "records.jsonl").write_text('{"step": "any", "outc', "utf-8")
+    assert steps.Record(tmp_path).read() == []
+
+
+def test_shapes_that_a_bench_measured_before_it_was_cut_off_stay(tmp_path: Path) -> None:
+    def attempt(outcome: str, **ratios: float) -> dict[str, Any]:
+        rows = [{"shape": shape, "ratio": ratio} for shape, ratio in ratios.items()]
+        name = {"stage": "speed", "step": "scoring 1b"}
+        return {**name, "outcome": outcome, "result": rows or None}
+
+    places = stages.Places(tmp_path, rehearse=False)
+    record = steps.Record(places.records)
+    for one in (attempt("timed out", mmlu=11.0, arc=12.0), attempt("timed out")):
+        record.add(one, "")
+    attempts = steps.merge_attempts(record.read())
+    assert goals.read_ratio("1b", "arc")(attempts) == 12.0
+    (step,) = (one for one in stages.list_steps("speed", places) if one.name == "scoring 1b")
+    assert step.command[-4:-2] == ["hellaswag", "wikitext"]
+    record.add(attempt("passed", arc=13.0), "")
+    attempts = steps.merge_attempts(record.read())
+    assert [goals.read_ratio("1b", name)(attempts) for name in ("mmlu", "arc")] == [11.0, 13.0]
+
+
+def test_stage_over_its_share_goes_on_behind_the_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = {name: [make_step("step", "")] for name in ("first", "second", "third")}
+    monkeypatch.setattr(stages, "list_steps", lambda name, places: made[name])
+    monkeypatch.setattr(stages, "SHARES", {"second": 0})
+    places = stages.Places(tmp_path, rehearse=False)
+    record = steps.Record(places.records)
+    runner = steps.Runner(record, tmp_path, {})
+    assert run_stages(list(made), places, runner, time.monotonic() + 60) == []
+    assert [one["stage"] for one in record.read()] == ["first", "third", "second"]
 
 
 def test_results_reach_the_goals() -> None:
-    speed = {"ratio": 12.5, "unique": 1e6, "seconds": 20.0, "forwarded": 1e6}
+    speed = {"shape": "mmlu", "ratio": 12.5, "unique": 1e6, "seconds": 20.0}
     records: list[dict[str, Any]] = [
-        {"stage": "speed", "step": "scoring 7b mmlu", "outcome": "passed", "result": [speed]},
+        {"stage": "speed", "step": "scoring 7b", "outcome": "failed", "result": [speed]},
         {
             "stage": "prepare",
             "step": "machine",
@@ -92,6 +151,19 @@ def test_conformance_runs_every_class_that_is_there() -> None:
     assert names == list(stages.TRANSFORMERS_CLASSES)
 
 
+def test_benches_are_asked_for_shapes_and_devices_that_their_files_have(tmp_path: Path) -> None:
+    places = stages.Places(tmp_path, rehearse=False)
+    for step in [*stages.list_steps("speed", places), *stages.list_steps("llama-cpp", places)]:
+        command = list(map(str, step.command))
+        if "--config" in command:
+            file = Path(command[command.index("--config") + 1])
+            config = tomllib.loads(file.read_text("utf-8"))
+            known = config.get("cuda", config)["shapes"]
+            asked = [word for word in command if word in {"even", "skewed", "gsm8k", *known}]
+            assert asked
+            assert set(asked) <= set(known), step.name
+
+
 @pytest.mark.parametrize(
     ("name", "is_needed"),
     [
@@ -108,23 +180,35 @@ def test_sources_of_llama_cpp_are_cut_to_cpu_and_cuda(name: str, is_needed: bool
     assert llama_sources.is_needed(name) == is_needed
 
 
-def test_bundle_is_split_below_its_limit_and_unpacked_whole(
+def test_bundle_is_bounded_and_gets_from_the_checkout_what_is_there(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    names = [
+        "site/any.py",
+        "site/evalution_reference/data/tiny/model.safetensors",
+        "site/lm_eval/tasks/__init__.py",
+        "site/lm_eval/tasks/arc/arc.yaml",
+    ]
     tree = tmp_path / "tree"
-    for at in range(6):
-        (tree / "site").mkdir(parents=True, exist_ok=True)
-        (tree / "site" / f"{at}.py").write_text("x = 1\n", "utf-8")
-    monkeypatch.setattr(bundle, "LIMIT_BYTES", 500)
-    archives = bundle.pack(tree, tmp_path)
-    assert max(archive.stat().st_size for archive in archives) <= 500
+    for name in names:
+        (tree / name).parent.mkdir(parents=True, exist_ok=True)
+        (tree / name).write_text("", "utf-8")
+    archive = bundle.pack(tree, tmp_path)
+    with tarfile.open(archive) as packed:
+        assert packed.getnames() == [names[0], names[2]]
     bundle.unpack(tmp_path, tmp_path / "there")
-    assert len(list((tmp_path / "there" / "site").iterdir())) == 6
-    names = [name for archive in archives for name in zipfile.ZipFile(archive).namelist()]
-    assert len(archives) > 1
-    assert names == [f"site/{at}.py" for at in range(6)]
-    with pytest.raises(SystemExit, match=r"has no bundle-1\.zip; make it by"):
+    assert (tmp_path / "there" / names[1]).stat().st_size > 1e6
+    with pytest.raises(SystemExit, match=r"has no bundle\.tar\.gz; make it by"):
         bundle.unpack(tree, tmp_path)
+    monkeypatch.setattr(bundle, "LIMIT_BYTES", 100)
+    with pytest.raises(SystemExit, match=r"more than 0 MiB: name in machine\.txt what is there"):
+        bundle.pack(tree, tmp_path)
+
+
+def test_versions_of_the_machine_bind_its_own_python_alone() -> None:
+    wanted, names = bundle.read_present(bundle.PYTHON)
+    assert {"torch==2.11.0", "numpy==2.5.2"} < set(wanted)
+    assert set(bundle.read_present("3.11")[0]) == names
 
 
 def test_module_for_another_python_is_refused(tmp_path: Path) -> None:

@@ -36,7 +36,7 @@ def write_checkpoint(
     )
     with torch.device(device):
         model = transformers.LlamaForCausalLM(settings).to(getattr(torch, dtype))
-    model.save_pretrained(folder)
+    model.save_pretrained(folder, max_shard_size="2GB")
     words = {word: at for at, word in enumerate(["<s>", "</s>", "<unk>", *PROBE.split()])}
     words |= {f"w{at}": at for at in range(FIRST_WORD, shape["vocab_size"])}
     tokenizer = Tokenizer(models.WordLevel(words, unk_token="<unk>"))

@@ -11,13 +11,15 @@ is the peak of two fresh processes. Shapes stand in scoring.toml; `--pairs 1 mml
 `--profile` prints the operations on which each side spends its processor time.
 
 `--config tools/bench/scoring_cuda.toml` runs it on a CUDA device, where times are the clock's and
-memory is what torch held there. `--checkpoint FOLDER` takes a model that random_llama.py wrote
-instead of the one of the configuration, and `--json FILE` keeps the figures.
+memory is the most that torch held there at once for each side. `--checkpoint FOLDER` takes a model
+that random_llama.py wrote instead of the one of the configuration, and `--json FILE` keeps the
+figures, those of a shape as soon as they are there.
 """
 
 from __future__ import annotations
 
 import argparse
+import math
 import os
 import random
 import statistics
@@ -25,7 +27,7 @@ import subprocess
 import sys
 import tempfile
 import tomllib
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import redirect_stdout
 from dataclasses import dataclass
 from pathlib import Path
@@ -204,42 +206,98 @@ def largest_difference(left: Sequence[Any], right: Sequence[Any]) -> float:
     return max(abs(a.logprob - b) / a.token_count for a, b in zip(left, values, strict=True))
 
 
-def largest_shares(run: Callable[[], object], most: int = 6) -> str:
-    """The operations of torch that take most of a run's processor time, with their shares."""
-    activities = [torch.profiler.ProfilerActivity.CPU]
+def largest_shares(run: Callable[[], object], device: str, most: int = 6) -> str:
+    """The operations of torch that take most of a run's time, with their shares.
+
+    It is the processor's or the CUDA device's, of which is said how much of the run it was busy.
+    """
+    on_cuda = device == "cuda"
+    kinds = torch.profiler.ProfilerActivity
+    activities = [kinds.CPU, kinds.CUDA] if on_cuda else [kinds.CPU]
     every_thread = _ExperimentalConfig(profile_all_threads=True)  # a session has its own
     with torch.profiler.profile(activities=activities, experimental_config=every_thread) as profile:
-        run()
-    spent = {event.key: event.self_cpu_time_total for event in profile.key_averages()}
+        seconds, _ = timed(run, device)
+    # A kernel's time is counted with the operation that begins it, too.
+    spent = {
+        event.key: event.self_device_time_total if on_cuda else event.self_cpu_time_total
+        for event in profile.key_averages()
+        if event.device_type == torch.autograd.DeviceType.CPU
+    }
     whole = sum(spent.values())
     largest = sorted(spent, key=lambda key: -spent[key])[:most]
-    return ", ".join(f"{key.removeprefix('aten::')} {spent[key] / whole:.0%}" for key in largest)
+    shares = [f"{key.removeprefix('aten::')} {spent[key] / whole:.0%}" for key in largest if whole]
+    return ", ".join([*shares, *([f"busy {whole / 1e6 / seconds:.0%}"] if on_cuda else [])])
+
+
+def forget(session: Any) -> None:
+    """Forget what the last run computed; torch keeps the memory, which the next run takes again."""
+    session._scorer.forget()
+    session._generation_path.forget()
+
+
+def try_once(run: Callable[[], object], device: str) -> float:
+    """Seconds of a run, endless where memory runs out."""
+    try:
+        return timed(run, device)[0]
+    except torch.OutOfMemoryError:
+        torch.cuda.empty_cache()
+        return math.inf
+
+
+def find_best_batch(peer: Peer, shape: Shape, config: Config) -> int | str:
+    sizes = shape.settings.get("peer_batch_sizes", config["peer_batch_sizes"])
+    peer.detected = 0
+    if "auto" in sizes:
+        theirs(peer, shape, "auto")()
+    trials = {size: try_once(theirs(peer, shape, size), config["device"]) for size in sizes}
+    return min(trials, key=trials.__getitem__)
+
+
+def measure(run: Callable[[], Any], device: str, weights: int) -> tuple[float, Any, int]:
+    """Seconds of a run, what it gave, and the MiB that it held at most beside other weights."""
+    if device == "cuda":
+        torch.cuda.reset_peak_memory_stats()
+    seconds, found = timed(run, device)
+    held = torch.cuda.max_memory_allocated() - weights if device == "cuda" else 0
+    return seconds, found, held >> 20
+
+
+def try_pass_tokens(session: Any, run: Callable[[], object], config: Config) -> dict[str, float]:
+    """Seconds of ours with other numbers of tokens in a pass than the device's default."""
+    scorer, found = session._scorer, dict[str, float]()
+    default = scorer._pass_tokens
+    for tokens in config.get("pass_tokens", ()):
+        scorer._pass_tokens = tokens
+        forget(session)
+        found[str(tokens)] = try_once(run, config["device"])
+    scorer._pass_tokens = default
+    return found
 
 
 def compare(session: Any, peer: Peer, shape: Shape, config: Config) -> dict[str, Any]:
     device = config["device"]
     if shape.kind == "generation":
         add_stops(session, shape)
-    peer.detected = 0
-    theirs(peer, shape, "auto")()
-    sizes = shape.settings.get("peer_batch_sizes", config["peer_batch_sizes"])
-    trials = {size: timed(theirs(peer, shape, size), device) for size in sizes}
-    best = min(trials, key=lambda size: trials[size][0])
+    best = find_best_batch(peer, shape, config)
     batch = f"auto ({peer.detected})" if best == "auto" else best
     run_ours, run_theirs = ours(session, shape), theirs(peer, shape, best)
     session.gc()
     forwarded = counted(session._model, run_ours)
+    times: list[float] = []
     ratios: list[float] = []
-    mine, left, right = 0.0, [], []
+    left, right, held, peer_held = [], [], 0, 0
     for _ in range(config["pairs"]):
-        session.gc()
-        mine, left = timed(run_ours, device)
-        peers, right = timed(run_theirs, device)
-        ratios.append(peers / mine)
+        forget(session)
+        seconds, left, held = measure(run_ours, device, config["peer_bytes"])
+        forget(session)
+        peers, right, peer_held = measure(run_theirs, device, config["session_bytes"])
+        times.append(seconds)
+        ratios.append(peers / seconds)
+    by_pass_tokens = try_pass_tokens(session, run_ours, config)
     session.gc()
     unique = unique_tokens(session, shape)
     apart = "" if shape.kind == "generation" else f"{largest_difference(left, right):.1e}"
-    ratio = statistics.median(ratios)
+    ratio, mine = statistics.median(ratios), statistics.median(times)
     print(
         f"{shape.name:<12}{len(shape.requests):>9}{batch:>11}{mine:>9.1f}{forwarded:>10}"
         f"{'' if unique is None else f'{forwarded / unique:.3f}':>9}{apart:>10}"
@@ -249,7 +307,7 @@ def compare(session: Any, peer: Peer, shape: Shape, config: Config) -> dict[str,
     if config["profile"]:
         for side, run in (("ours", run_ours), ("lm-eval", run_theirs)):
             session.gc()
-            print(f"{'':<12}{side}: {largest_shares(run)}", flush=True)
+            print(f"{'':<12}{side}: {largest_shares(run, device)}", flush=True)
     return {
         "shape": shape.name,
         "requests": len(shape.requests),
@@ -260,11 +318,14 @@ def compare(session: Any, peer: Peer, shape: Shape, config: Config) -> dict[str,
         "apart": None if shape.kind == "generation" else largest_difference(left, right),
         "ratios": ratios,
         "ratio": ratio,
+        "ours_mib": held,
+        "lm_eval_mib": peer_held,
+        "by_pass_tokens": by_pass_tokens,
     }
 
 
 def memory(folder: Path, side: str, config: Config) -> int:
-    """Peak memory in MiB after one run of HellaSwag's shape: of this process, or on its device."""
+    """Peak memory in MiB of this process after one run of HellaSwag's shape."""
     shape, device = shape_of("hellaswag", config), config["device"]
     if side == "ours":
         with Transformers(dtype=config["dtype"], device=device).build(
@@ -276,8 +337,6 @@ def memory(folder: Path, side: str, config: Config) -> int:
         tokens = sum(shape.settings["context"] + shape.settings["answer"]) // 2
         passed = default_pass_tokens(torch.device(device))
         theirs(peer_of(folder, config), shape, passed // tokens)()
-    if device == "cuda":
-        return torch.cuda.max_memory_allocated() >> 20
     # Not getrusage: its peak includes that of the process which started this one.
     (line,) = (x for x in Path("/proc/self/status").read_text().splitlines() if "VmHWM" in x)
     return int(line.split()[1]) // 1024
@@ -324,27 +383,38 @@ def main(arguments: Sequence[str] | None = None) -> None:
                 count = write_checkpoint(folder, model, config["seed"], dtype=dtype, device=device)
                 print(f"{name or 'model'}: {count / 1e6:.0f} M, vocabulary {model['vocab_size']}")
             shapes = asked.shapes or config["shapes"]
-            rows = compare_all(folder, shapes, {**config, "model": model}, asked.config)
-            found += [{"model": name, **row} for row in rows]
-    write_figures(asked.json, found)
+            for row in compare_all(folder, shapes, {**config, "model": model}, asked.config):
+                found.append({"model": name, **row})
+                write_figures(asked.json, found)
 
 
 def compare_all(
     folder: Path, shapes: Iterable[str], config: Config, file: Path
-) -> list[dict[str, Any]]:
-    """Return the figures of each shape with the checkpoint in `folder`, and of memory."""
+) -> Iterator[dict[str, Any]]:
+    """Yield the figures of each shape with the checkpoint in `folder`, and of memory."""
     with Transformers(dtype=config["dtype"], device=config["device"]).build(
         Model(str(folder))
     ) as session:
         session.check()
+        session.gc()
+        ours_bytes = read_bytes(config["device"])
         peer = peer_of(folder, config)
-        found = [compare(session, peer, shape_of(name, config), config) for name in shapes]
+        both = {
+            "session_bytes": ours_bytes,
+            "peer_bytes": read_bytes(config["device"]) - ours_bytes,
+        }
+        for name in shapes:
+            yield compare(session, peer, shape_of(name, config), config | both)
     del session, peer
-    if "hellaswag" in shapes and "models" not in config:
+    if "hellaswag" in shapes and "models" not in config and config["device"] == "cpu":
         mine, other = (peak(str(folder), side, file) for side in ("ours", "theirs"))
         print(f"peak memory: {mine} MiB, lm-eval {other} MiB")
-        found.append({"shape": "memory", "ours_mib": mine, "lm_eval_mib": other})
-    return found
+        yield {"shape": "memory", "ours_mib": mine, "lm_eval_mib": other}
+
+
+def read_bytes(device: str) -> int:
+    """Return what torch holds on a CUDA device."""
+    return torch.cuda.memory_allocated() if device == "cuda" else 0
 
 
 if __name__ == "__main__":

@@ -1,9 +1,8 @@
 """Assemble what the stages need and the machine lacks: `python -m tools.gpu.bundle FOLDER`.
 
-The folder gets archives of at most 60 MiB each, so many as are needed, with two trees in them:
-`site`, the unpacked wheels of our packages and of their requirements, for PYTHONPATH; and `llama`,
-the sources of llama.cpp. What machine.txt names is left out. Run it in this checkout with uv and a
-package index; the machine itself needs neither.
+The folder gets one archive with two trees: `site`, the unpacked wheels of our packages and of
+their requirements, for PYTHONPATH; and `llama`, the sources of llama.cpp. What machine.txt names is
+left out. Run it in this checkout with uv and a package index; the machine itself needs neither.
 """
 
 from __future__ import annotations
@@ -12,15 +11,17 @@ import argparse
 import shutil
 import subprocess
 import sys
+import tarfile
 import tempfile
-import zipfile
-from collections.abc import Iterable, Iterator, Sequence
-from pathlib import Path
+from collections.abc import Sequence
+from pathlib import Path, PurePosixPath
 
 from tools.gpu.llama_sources import PACKAGE, ROOT, fetch_sdist, unpack_needed
 
-MACHINE = Path(__file__).with_name("machine.txt")
-LIMIT_BYTES = 60 << 20
+MACHINE, PYTHON = Path(__file__).with_name("machine.txt"), "3.12"
+ARCHIVE = "bundle.tar.gz"
+LIMIT_BYTES = 42 << 20
+"""With a checkout of 20 MiB it is what one copy to such a machine may hold."""
 CACHE = ROOT / "build" / "gpu"
 MEMBERS = (
     "evalution-runner",
@@ -33,18 +34,29 @@ MEMBERS = (
     "evalution-tinygrad",
     "evalution-transformers",
 )
-FURTHER = ("gguf", "hypothesis", "lm-eval>=0.4.13", "pytest-timeout", "pytest-xdist")
+FURTHER = (
+    *("diskcache", "gguf", "hypothesis", "jinja2", "lm-eval>=0.4.13"),
+    *("pytest-timeout", "pytest-xdist"),
+)
+"""What the stages need besides, and what llama-cpp-python does."""
 PINS = ROOT / "tools" / "envs" / "torch.txt"
 """The version of Transformers that the tests run on."""
+_TASKS = "site/lm_eval/tasks"
+_TASKS_DEPTH = 4
+_DATA = "evalution_reference/data"
 _PLATFORM = "x86_64-manylinux_2_28"
 _OF_TORCH = ("cuda-", "nvidia-")
 
 
-def read_present() -> tuple[list[str], set[str]]:
-    """Return the lines of machine.txt, and the names of the distributions there."""
+def read_present(python: str) -> tuple[list[str], set[str]]:
+    """Return what machine.txt asks for, and the names of the distributions there.
+
+    Its versions are those of its Python: another one, in a rehearsal, may have no such wheels.
+    """
     lines = MACHINE.read_text("utf-8").splitlines()
     wanted = [line for line in lines if line and not line.startswith("#")]
-    return wanted, {line.partition("==")[0] for line in wanted}
+    names = [line.partition("==")[0] for line in wanted]
+    return wanted if python == PYTHON else names, set(names)
 
 
 def run_uv(*arguments: object) -> None:
@@ -53,23 +65,25 @@ def run_uv(*arguments: object) -> None:
 
 def resolve(wheels: Path, folder: Path, python: str) -> Path:
     """Return a requirements file of all that the machine lacks, each in one version."""
-    lines, present = read_present()
+    lines, present = read_present(python)
     pins = [
         line.split()[0]
         for line in PINS.read_text("utf-8").splitlines()
         if line.startswith("transformers==")
     ]
-    asked, found = folder / "asked.in", folder / "resolved.txt"
+    asked, left_out, found = (folder / name for name in ("asked.in", "left-out.in", "resolved.txt"))
     asked.write_text("\n".join([*MEMBERS, *FURTHER, *lines, *pins]), "utf-8")
+    # Its sources travel; to ask them for their requirements is to wait for whoever compiles them.
+    left_out.write_text(f"{PACKAGE}; python_version < '3'", "utf-8")
     run_uv(
         *("pip", "compile", "--no-config", "--quiet", "--no-annotate", "--no-header"),
         *("--python-version", python, "--python-platform", _PLATFORM),
-        *("--find-links", wheels, asked, "--output-file", found),
+        *("--find-links", wheels, asked, "--override", left_out, "--output-file", found),
     )
     lacking = [
         line
         for line in found.read_text("utf-8").splitlines()
-        if line.partition("==")[0] not in present | {PACKAGE} and not line.startswith(_OF_TORCH)
+        if line.partition("==")[0] not in present and not line.startswith(_OF_TORCH)
     ]
     lacked = folder / "lacking.txt"
     lacked.write_text("\n".join(lacking), "utf-8")
@@ -101,62 +115,51 @@ def check_extensions(site: Path, python: str) -> None:
         raise SystemExit(f"not for Python {python}: {', '.join(map(str, wrong))}")
 
 
-def pack(tree: Path, folder: Path) -> list[Path]:
-    """Write `tree` into archives of at most LIMIT_BYTES, files in order; return their paths."""
-    files = sorted(
-        file for file in tree.rglob("*") if file.is_file() and "__pycache__" not in file.parts
-    )
-    whole = folder / "bundle-1.zip"
-    sizes = _write_archive(whole, tree, files)
-    if whole.stat().st_size <= LIMIT_BYTES:
-        return [whole]
-    made: list[Path] = []
-    for number, group in enumerate(_split(zip(files, sizes, strict=True)), start=1):
-        made.append(folder / f"bundle-{number}.zip")
-        _write_archive(made[-1], tree, group)
-    return made
+def is_needed(name: str) -> bool:
+    """Return whether a file of the tree travels.
+
+    The tasks of lm-eval, 15,000 files, don't, nor does what the checkout has anyway.
+    """
+    path = PurePosixPath(name)
+    is_task = path.is_relative_to(_TASKS) and len(path.parts) > _TASKS_DEPTH
+    return not (is_task or path.is_relative_to(f"site/{_DATA}") or "__pycache__" in path.parts)
 
 
-def _write_archive(target: Path, tree: Path, files: Sequence[Path]) -> list[int]:
-    """Return at least as many bytes for each file as it takes in the archive."""
-    with zipfile.ZipFile(target, "w", zipfile.ZIP_DEFLATED) as archive:
-        for file in files:
-            archive.write(file, file.relative_to(tree))
-        return [one.compress_size + 2 * len(one.filename) + 200 for one in archive.infolist()]
+def pack(tree: Path, folder: Path) -> Path:
+    """Write `tree` into the archive of `folder`.
 
-
-def _split(files: Iterable[tuple[Path, int]]) -> Iterator[list[Path]]:
-    group: list[Path] = []
-    total = 0
-    for file, size in files:
-        if group and total + size > LIMIT_BYTES:
-            yield group
-            group, total = [], 0
-        group.append(file)
-        total += size
-    if group:
-        yield group
+    Raises:
+        SystemExit: it is larger than LIMIT_BYTES.
+    """
+    target = folder / ARCHIVE
+    with tarfile.open(target, "w:gz", compresslevel=6) as archive:
+        for file in sorted(tree.rglob("*")):
+            name = file.relative_to(tree).as_posix()
+            if file.is_file() and is_needed(name):
+                archive.add(file, name)
+    size = target.stat().st_size
+    print(f"{target.name}: {size / 2**20:.1f} MiB", flush=True)
+    if size > LIMIT_BYTES:
+        raise SystemExit(f"more than {LIMIT_BYTES >> 20} MiB: name in {MACHINE.name} what is there")
+    return target
 
 
 def unpack(folder: Path, target: Path) -> None:
-    """Unpack the archives of `folder`.
+    """Unpack the archive of `folder`.
 
     Raises:
         SystemExit: there is none.
     """
-    archives = sorted(folder.glob("bundle-*.zip"))
-    if not archives:
-        raise SystemExit(f"{folder} has no bundle-1.zip; make it by `python -m tools.gpu.bundle`")
-    for path in archives:
-        with zipfile.ZipFile(path) as archive:
-            archive.extractall(target)
+    if not (folder / ARCHIVE).is_file():
+        raise SystemExit(f"{folder} has no {ARCHIVE}; make it by `python -m tools.gpu.bundle`")
+    with tarfile.open(folder / ARCHIVE) as archive:
+        archive.extractall(target, filter="data")
+    shutil.copytree(ROOT / "packages/evalution-reference/src" / _DATA, target / "site" / _DATA)
 
 
-def assemble(folder: Path, python: str) -> list[Path]:
-    """Write the archives for this version of Python into `folder`, and print their sizes."""
+def assemble(folder: Path, python: str) -> None:
+    """Write the archive for this version of Python into `folder`, and print its size."""
     folder.mkdir(parents=True, exist_ok=True)
-    for old in folder.glob("bundle-*.zip"):
-        old.unlink()
     with tempfile.TemporaryDirectory() as scratch:
         tree = Path(scratch) / "tree"
         site = tree / "site"
@@ -164,16 +167,13 @@ def assemble(folder: Path, python: str) -> list[Path]:
         shutil.rmtree(site / "bin", ignore_errors=True)
         check_extensions(site, python)
         unpack_needed(fetch_sdist(CACHE), site, tree / "llama")
-        archives = pack(tree, folder)
-    for archive in archives:
-        print(f"{archive.name}: {archive.stat().st_size / 2**20:.1f} MiB", flush=True)
-    return archives
+        pack(tree, folder)
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("folder", type=Path)
-    parser.add_argument("--python", default="3.12", help="the machine's version [default: 3.12]")
+    parser.add_argument("--python", default=PYTHON, help="the machine's [default: %(default)s]")
     chosen = parser.parse_args(arguments)
     assemble(chosen.folder, chosen.python)
 

@@ -7,14 +7,18 @@ large product of matrices in bfloat16, and a large copy.
 from __future__ import annotations
 
 import json
+import os
 import platform
+import shutil
 import statistics
+import subprocess
 import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from importlib.metadata import PackageNotFoundError, distributions, requires, version
+from importlib.metadata import PackageNotFoundError, requires, version
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -71,6 +75,26 @@ def compute_decoding_share(
 ) -> float:
     """Share of the bandwidth if every step makes `rows` tokens and reads only the weights."""
     return tokens / rows * weights_bytes / bandwidth / seconds
+
+
+def find_cuda_wheels() -> Path | None:
+    """Return the folder of CUDA's libraries and headers that wheels of torch bring."""
+    found = find_spec("nvidia")
+    places = (found.submodule_search_locations or ()) if found else ()
+    folders = [Path(place) / "cu13" for place in places]
+    return next((folder for folder in folders if (folder / "include/cublas_v2.h").is_file()), None)
+
+
+def find_cuda_libraries() -> dict[str, str]:
+    """Return LD_LIBRARY_PATH with CUDA's wheels and driver: some programs look nowhere else."""
+    wheels, ldconfig = find_cuda_wheels(), shutil.which("ldconfig", path=f"{os.defpath}:/sbin")
+    command = [ldconfig, "-p"] if ldconfig else ["true"]
+    listed = subprocess.run(command, capture_output=True, text=True, check=False).stdout
+    drivers = [line.split()[-1] for line in listed.splitlines() if "libcuda.so" in line]
+    folders = [*([wheels / "lib"] if wheels else []), *(Path(file).parent for file in drivers)]
+    known = os.environ.get("LD_LIBRARY_PATH", "").split(os.pathsep)
+    paths = dict.fromkeys([*map(str, folders), *filter(None, known)])
+    return {"LD_LIBRARY_PATH": os.pathsep.join(paths)} if paths else {}
 
 
 def find_unmet() -> list[str]:
@@ -132,7 +156,7 @@ def describe_card() -> dict[str, Any]:
         "memory_gib": torch.cuda.mem_get_info()[1] / 2**30 if device == "cuda" else None,
         "cuda": torch.version.cuda,
         "python": platform.python_version(),
-        "versions": {one.name: one.version for one in distributions() if one.name in SHOWN},
+        "versions": {name: version(name) for name in SHOWN},
         "at": datetime.now(UTC).date().isoformat(),
         "peak_flops": peak and peak.flops,
         "peak_bandwidth": peak and peak.bandwidth,

@@ -9,9 +9,7 @@ from typing import Any
 from tools.gpu.card import compute_decoding_share, compute_flops_share, count_body_parameters
 from tools.gpu.models import read_shape
 from tools.gpu.stages import TRANSFORMERS_CLASSES
-
-Attempts = dict[tuple[str, str], dict[str, Any]]
-"""The last attempt at each step, by the names of its stage and its own."""
+from tools.gpu.steps import Attempts, merge_attempts
 
 
 @dataclass(frozen=True)
@@ -41,38 +39,38 @@ class Goal:
         )
 
 
-def read_row(attempts: Attempts, stage: str, step: str, at: int = 0) -> dict[str, Any] | None:
-    """Return one row of a bench's figures, None where it didn't pass."""
-    attempt = attempts.get((stage, step))
-    if attempt is None or attempt["outcome"] != "passed" or not attempt["result"]:
-        return None
-    return attempt["result"][at] if isinstance(attempt["result"], list) else attempt["result"]
+def read_card(attempts: Attempts) -> dict[str, Any] | None:
+    return attempts.get(("prepare", "machine"), {}).get("result")
 
 
-def read_ratio(step: str) -> Callable[[Attempts], float | None]:
+def read_rows(attempts: Attempts, step: str, shape: str) -> list[dict[str, Any]]:
+    """Return the rows of a shape that a bench has measured, whatever came of the rest."""
+    rows = attempts.get(("speed", step), {}).get("result") or []
+    return [row for row in rows if row["shape"] == shape]
+
+
+def read_ratio(size: str, shape: str) -> Callable[[Attempts], float | None]:
     def read(attempts: Attempts) -> float | None:
-        row = read_row(attempts, "speed", step)
-        return None if row is None else row["ratio"]
+        rows = read_rows(attempts, f"scoring {size}", shape)
+        return rows[0]["ratio"] if rows else None
 
     return read
 
 
-def read_generation(step: str) -> Callable[[Attempts], float | None]:
+def read_generation(shape: str) -> Callable[[Attempts], float | None]:
     """Our default way on the card against `generate_batch`: the faster of the two is offered."""
 
     def read(attempts: Attempts) -> float | None:
-        attempt = attempts.get(("speed", step))
-        if attempt is None or attempt["outcome"] != "passed":
-            return None
-        rows = [row for row in attempt["result"] if row["peer"].startswith("generate_batch")]
-        return max((row["ratio"] for row in rows), default=None)
+        rows = read_rows(attempts, f"generation 1b {shape}", shape)
+        ratios = [row["ratio"] for row in rows if row["peer"].startswith("generate_batch")]
+        return max(ratios, default=None)
 
     return read
 
 
 def read_flops_share(attempts: Attempts) -> float | None:
     """Share of the data sheet's peak by unique tokens a second, of the best scoring shape of 7b."""
-    card = read_row(attempts, "prepare", "machine")
+    card = read_card(attempts)
     if card is None or not card["peak_flops"]:
         return None
     return best_share(attempts, "7b", card["peak_flops"])
@@ -81,20 +79,18 @@ def read_flops_share(attempts: Attempts) -> float | None:
 def best_share(attempts: Attempts, size: str, flops: float) -> float | None:
     parameters = count_body_parameters(read_shape(size))
     rows = [
-        read_row(attempts, "speed", f"scoring {size} {name}")
-        for name in ("mmlu", "arc", "hellaswag")
+        row
+        for shape in ("mmlu", "arc", "hellaswag")
+        for row in read_rows(attempts, f"scoring {size}", shape)
     ]
-    shares = [
-        compute_flops_share(row["unique"], parameters, row["seconds"], flops)
-        for row in rows
-        if row is not None
-    ]
+    shares = [compute_flops_share(row["unique"], parameters, row["seconds"], flops) for row in rows]
     return max(shares, default=None)
 
 
 def read_memory_ratio(attempts: Attempts) -> float | None:
-    row = read_row(attempts, "speed", "scoring 1b hellaswag", -1)
-    return None if row is None or "ours_mib" not in row else row["ours_mib"] / row["lm_eval_mib"]
+    """Return our peak on whole texts as a multiple of lm-eval's."""
+    rows = read_rows(attempts, "scoring 1b", "wikitext")
+    return rows[0]["ours_mib"] / rows[0]["lm_eval_mib"] if rows else None
 
 
 def count_red_conformance(attempts: Attempts) -> float | None:
@@ -117,16 +113,18 @@ SIZES = ("1b", "7b")
 LEAST_RATIOS = {"mmlu": 10.0, "arc": 10.0, "hellaswag": 2.0, "wikitext": 1.0}
 GOALS = [
     *(
-        Goal(f"scoring {size} {name} against lm-eval at its best batch", read_ratio(step), least)
+        Goal(
+            f"scoring {size} {name} against lm-eval at its best batch",
+            read_ratio(size, name),
+            least,
+        )
         for size in SIZES
         for name, least in LEAST_RATIOS.items()
-        for step in [f"scoring {size} {name}"]
     ),
-    Goal("peak memory against lm-eval, hellaswag 1b", read_memory_ratio, most=1.0),
+    Goal("peak memory against lm-eval, wikitext 1b", read_memory_ratio, most=1.0),
     *(
-        Goal(f"generation 1b, {name}, against generate_batch", read_generation(step), 1.2)
+        Goal(f"generation 1b, {name}, against generate_batch", read_generation(name), 1.2)
         for name in ("even", "skewed")
-        for step in [f"generation 1b {name}"]
     ),
     Goal("scoring 7b, share of the card's peak", read_flops_share, 0.5, unit=""),
     Goal("conformance of Transformers, red classes", count_red_conformance, most=0, unit=""),
@@ -134,13 +132,9 @@ GOALS = [
 ]
 
 
-def index_attempts(records: Sequence[dict[str, Any]]) -> Attempts:
-    return {(one["stage"], one["step"]): one for one in records}
-
-
 def list_goals(records: Sequence[dict[str, Any]]) -> Iterator[str]:
     """Yield a line for each goal, then one for each roofline figure that there is."""
-    attempts = index_attempts(records)
+    attempts = merge_attempts(records)
     width = max(len(goal.name) for goal in GOALS)
     for goal in GOALS:
         figure, verdict = goal.judge(attempts)
@@ -150,17 +144,16 @@ def list_goals(records: Sequence[dict[str, Any]]) -> Iterator[str]:
 
 def list_rooflines(attempts: Attempts) -> Iterator[str]:
     """Yield the shares of the card's ceilings, by data sheet where known and as measured there."""
-    card = read_row(attempts, "prepare", "machine")
+    card = read_card(attempts)
     if card is None:
         return
-    for size in (*SIZES, "tiny"):
+    for size in SIZES:
         parameters = count_body_parameters(read_shape(size))
         share = best_share(attempts, size, card["measured_flops"])
         if share is not None:
             yield f"scoring {size}: {share:.1%} of the FLOP/s of a large matrix product there"
         for name in ("even", "skewed"):
-            row = read_row(attempts, "speed", f"generation {size} {name}")
-            if size != "tiny" and row is not None:
+            for row in read_rows(attempts, f"generation {size} {name}", name)[:1]:
                 share = compute_decoding_share(
                     row["tokens"],
                     row["rows"],

@@ -12,22 +12,14 @@ import os
 import shutil
 import subprocess
 import sys
-from importlib.util import find_spec
 from pathlib import Path
 
 import torch
+from tools.gpu.card import find_cuda_wheels
 from tools.gpu.steps import stop_unavailable
 
 LEFT_OUT = ("COMMON", "TESTS", "TOOLS", "EXAMPLES", "SERVER", "APP")
 LIBRARIES = ("cublas", "cublasLt", "cudart")
-
-
-def find_cuda_wheels() -> Path | None:
-    """Return the folder of CUDA's libraries and headers that wheels of torch bring."""
-    found = find_spec("nvidia")
-    places = (found.submodule_search_locations or ()) if found else ()
-    folders = [Path(place) / "cu13" for place in places]
-    return next((folder for folder in folders if (folder / "include/cublas_v2.h").is_file()), None)
 
 
 def name_libraries(wheels: Path) -> list[str]:

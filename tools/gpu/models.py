@@ -7,7 +7,6 @@ benches, whose words are its tokens. Weights are the same wherever torch draws t
 
 from __future__ import annotations
 
-import os
 import shutil
 import sys
 import tomllib
@@ -61,7 +60,7 @@ def write_model(name: str, folder: Path) -> None:
     (part / TEXT).mkdir()
     for file in (part / WORDS).iterdir():
         if file.suffix == ".safetensors" or "config" in file.name or "index" in file.name:
-            os.link(file, part / TEXT / file.name)
+            (part / TEXT / file.name).symlink_to(Path("..") / WORDS / file.name)
     (part / TEXT / "tokenizer_config.json").unlink(missing_ok=True)
     transformers.PreTrainedTokenizerFast(
         tokenizer_object=train_tokenizer(shape["vocab_size"]),

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import json
-import shutil
 import sys
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from tools.gpu.steps import ROOT, Step
+from tools.gpu.card import find_cuda_libraries
+from tools.gpu.steps import ROOT, Record, Step, merge_attempts
 
 BENCH, HERE = ROOT / "tools" / "bench", Path(__file__).parent
 TRANSFORMERS_CLASSES = {
@@ -47,6 +47,10 @@ class Places:
         return self.work / "bundle" / "site"
 
     @property
+    def records(self) -> Path:
+        return self.work / "records"
+
+    @property
     def device(self) -> str:
         return "cpu" if self.rehearse else "cuda"
 
@@ -72,7 +76,8 @@ def bench(name: str, *arguments: str | Path) -> list[str | Path]:
 
 def prepare(places: Places) -> Iterator[Step]:
     """The card, its ceilings and what is installed; the models."""
-    yield Step("machine", module("card", "{result}"), 120)
+    here = places.work / "steps" / "prepare" / "machine"  # another machine is described again
+    yield Step("machine", module("card", "{result}"), 120, makes=here)
     for size in places.sizes:
         folder = places.work / "models" / size
         yield Step(f"model {size}", module("models", size, folder), 240, makes=folder)
@@ -84,8 +89,10 @@ def check_conformance(
     """The conformance kit on one class that is marked `gpu`."""
     path = f"packages/{member}/tests/{file}"
     command = [
-        *(sys.executable, "-m", "pytest", "-n0", "-q", "-m", "gpu"),
-        *("--timeout=180", "-p", "no:cacheprovider", "--conformance-report={result}"),
+        *(sys.executable, "-m", "pytest", "-n0", "-q", "-m", "gpu", "--timeout=60"),
+        # Whatever else the machine has for pytest stays away.
+        *("--disable-plugin-autoload", "-p", "xdist", "-p", "timeout"),
+        *("-p", "evalution_conformance", "--conformance-report={result}"),
         f"{path}::{name}",
         *(("-k", REHEARSED_CHECKS) if places.rehearse else ()),
     ]
@@ -155,50 +162,56 @@ def compare_with_oracle(places: Places, engine: dict[str, Any], label: str) -> S
 
 def compare(places: Places) -> Iterator[Step]:
     """(b) Parity: with the float64 oracle on the tiny model, with lm-eval's `hf` on large ones."""
+    rows = ["4"] if places.rehearse else []
+    for size in reversed(places.sizes):  # the longest first
+        for dtype in places.dtypes if size != "7b" else ("bfloat16",):
+            command = module("hf_parity", places.checkpoint(size), dtype, "{result}")
+            yield Step(f"hf {size} {dtype}", [*command, *rows], 200)
     for dtype in places.dtypes:
         engine = {"type": "Transformers", "dtype": dtype, "device": places.device}
         yield compare_with_oracle(places, engine, dtype)
-    for size in places.sizes:
-        for dtype in places.dtypes if size != "7b" else ("bfloat16",):
-            command = module("hf_parity", places.checkpoint(size), dtype, "{result}")
-            rows = ["4"] if places.rehearse else []
-            yield Step(f"hf {size} {dtype}", [*command, *rows], 200)
 
 
 def measure_speed(places: Places) -> Iterator[Step]:
     """(c) Scoring against lm-eval at its best batch, generation against upstream's own."""
     if places.rehearse:
-        shapes, further = {"tiny": ("mmlu",)}, ("--pairs", "1")
+        scoring, paged = HERE / "scoring_tiny.toml", HERE / "paged_tiny.toml"
+        shapes, generation = ["mmlu"], ["even"]
     else:
-        every = ("mmlu", "arc", "hellaswag", "wikitext", "gsm8k")
-        shapes, further = {"1b": every, "7b": every}, ("--pairs", "3")
-    for size, names in shapes.items():
-        config = HERE / "scoring_tiny.toml" if places.rehearse else BENCH / "scoring_cuda.toml"
-        words = places.checkpoint(size, "words")
-        for name in names:
-            options = ("--config", config, "--checkpoint", words, *further)
-            yield Step(f"scoring {size} {name}", bench("scoring", *options, name), 400)
-    paged = HERE / "paged_tiny.toml" if places.rehearse else BENCH / "paged_generation.toml"
-    for name in ("even",) if places.rehearse else ("even", "skewed"):
-        options = ("--device", places.device, "--config", paged, *further, name)
-        yield Step(f"generation {places.sizes[0]} {name}", bench("paged_generation", *options), 400)
+        scoring, paged = BENCH / "scoring_cuda.toml", BENCH / "paged_generation.toml"
+        shapes, generation = ["mmlu", "arc", "hellaswag", "wikitext"], ["even", "skewed"]
+    attempts = merge_attempts(Record(places.records).read())
+
+    def score(name: str, size: str, asked: Sequence[str], *further: str) -> Step:
+        rows = attempts.get(("speed", name), {}).get("result") or ()
+        measured = {row["shape"] for row in rows}
+        left = [shape for shape in asked if shape not in measured]
+        words = ("--config", scoring, "--checkpoint", places.checkpoint(size, "words"))
+        return Step(name, bench("scoring", *words, *further, *(left or asked)), 400)
+
+    for size in places.sizes:
+        yield score(f"scoring {size}", size, shapes)
+    options = ("--device", places.device, "--config", paged, "--pairs", "1")
+    for shape in generation:
+        name = f"generation {places.sizes[0]} {shape}"
+        yield Step(name, bench("paged_generation", *options, shape), 400)
+    yield score("profile", places.sizes[-1], ["mmlu"], "--pairs", "1", "--profile")
+    if not places.rehearse:
+        yield score("scoring 1b gsm8k", "1b", ["gsm8k"], "--pairs", "1")
 
 
 def run_tinygrad(places: Places) -> Iterator[Step]:
     """(d) tinygrad on CUDA: parity with the oracle, its bench, conformance."""
-    engine = {"type": "Tinygrad", "device": places.device}
-    yield compare_with_oracle(places, {**engine, "dtype": "float32"}, "tinygrad")
+    engine = {"type": "Tinygrad", "device": places.device, "dtype": "float32"}
+    steps = [compare_with_oracle(places, engine, "tinygrad")]
     if not places.rehearse:
         pairs = ("--device", places.device, "--pairs", "3")
-        yield Step("batching", bench("tinygrad_batching", *pairs), 240)
-        yield check_conformance(
-            places,
-            "evalution-tinygrad",
-            "test_tinygrad_gpu.py",
-            "TestTinygradCuda",
-            "conformance",
-            500,
-        )
+        test = ("evalution-tinygrad", "test_tinygrad_gpu.py", "TestTinygradCuda", "conformance")
+        steps += [
+            Step("batching", bench("tinygrad_batching", *pairs), 240),
+            check_conformance(places, *test, 500),
+        ]
+    yield from add_variables(steps, find_cuda_libraries())
 
 
 def run_llama(places: Places) -> Iterator[Step]:
@@ -220,19 +233,18 @@ def run_llama(places: Places) -> Iterator[Step]:
         check,
         *(Step(f"bench {name}", bench("llama_cpp_python", *options, name)) for name in shapes),
     ]
-    from tools.gpu.llama_build import find_cuda_wheels
-
-    wheels = find_cuda_wheels()
     folder = find_library(library.parent, places)
     if folder is None:
         yield from (make_unavailable(step.name, "no compiled llama.cpp here") for step in steps)
-        return
-    variables = {"LLAMA_CPP_LIB_PATH": str(folder)}
-    if wheels:
-        variables["LD_LIBRARY_PATH"] = str(wheels / "lib")
-    for step in steps:
-        known = {**(step.variables or {}), **variables}
-        yield Step(step.name, step.command, step.seconds, step.result, step.makes, known)
+    else:
+        yield from add_variables(
+            steps, {"LLAMA_CPP_LIB_PATH": str(folder), **find_cuda_libraries()}
+        )
+
+
+def add_variables(found: Iterable[Step], variables: Mapping[str, str]) -> Iterator[Step]:
+    for step in found:
+        yield replace(step, variables={**(step.variables or {}), **variables})
 
 
 def find_library(built: Path, places: Places) -> Path | None:
@@ -293,10 +305,10 @@ STAGES: dict[str, Callable[[Places], Iterator[Step]]] = {
     "conformance": conform,
     "parity": compare,
     "speed": measure_speed,
-    "tinygrad": run_tinygrad,
-    "llama-cpp": run_llama,
     "memory": measure_memory,
     "noise": measure_noise,
+    "tinygrad": run_tinygrad,
+    "llama-cpp": run_llama,
     "vllm": serve_with(
         "evalution-vllm",
         "test_vllm_conformance.py",
@@ -318,16 +330,13 @@ STAGES: dict[str, Callable[[Places], Iterator[Step]]] = {
 }
 CONTAINERS = ("vllm", "sglang", "tensorrt-llm")
 """Stages for a machine that has their runtime: the others need the bundle alone."""
+COMMON = [name for name in STAGES if name not in CONTAINERS]
+"""What `all` runs, the most valuable first."""
+WORKERS = {"conformance": 8, "parity": 4}
+"""Steps at once, where nothing is timed."""
+SHARES = {"conformance": 150.0, "parity": 120.0, "speed": 300.0}
+"""Seconds that a stage may take of a call before others get theirs."""
 
 
 def list_steps(stage: str, places: Places) -> Sequence[Step]:
     return list(STAGES[stage](places))
-
-
-def clear_result(places: Places, stage: str, step: Step) -> None:
-    """Remove what an earlier attempt wrote: the runner's commands refuse such a folder."""
-    folder = places.work / "steps" / stage / step.name.replace(" ", "-")
-    if folder.is_dir():
-        shutil.rmtree(folder)
-    else:
-        folder.unlink(missing_ok=True)

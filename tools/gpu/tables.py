@@ -9,40 +9,37 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
-from tools.gpu.goals import GOALS, index_attempts, list_rooflines, read_row
+from tools.gpu.goals import GOALS, list_rooflines, read_card
 from tools.gpu.stages import STAGES
-from tools.gpu.steps import ROOT, read_records
+from tools.gpu.steps import ROOT, Attempts, Record, merge_attempts
 
 KEPT = Path(__file__).with_name("records")
 BEGIN, END = "<!-- begin: tools/gpu/tables.py -->", "<!-- end: tools/gpu/tables.py -->"
 PAGE, README = ROOT / "docs" / "gpu.md", ROOT / "README.md"
 
 
-def describe_run(attempts: dict[tuple[str, str], dict[str, Any]]) -> str:
+def describe_run(attempts: Attempts) -> str:
     """Return the card, the day and the versions in a line."""
-    card = read_row(attempts, "prepare", "machine")
+    card = read_card(attempts)
     if card is None:
         return "Nothing has been run on a GPU yet."
     versions = ", ".join(f"{name} {version}" for name, version in sorted(card["versions"].items()))
     return f"Run on one {card['card']} on {card['at']}, Python {card['python']}, {versions}."
 
 
-def count_outcomes(records: Sequence[dict[str, Any]], stage: str) -> str:
-    found = [one["outcome"] for one in records if one["stage"] == stage]
+def count_outcomes(attempts: Attempts, stage: str) -> str:
+    found = [one["outcome"] for (name, _), one in attempts.items() if name == stage]
     kinds = ("passed", "failed", "timed out", "unavailable")
     counts = [f"{found.count(kind)} {kind}" for kind in kinds if kind in found]
     return ", ".join(counts) or "not run"
 
 
-def make_page_tables(records: Sequence[dict[str, Any]]) -> str:
+def make_page_tables(attempts: Attempts) -> str:
     """Return what ran, and each goal beside its figure, as Markdown."""
-    attempts = index_attempts(records)
     lines = [describe_run(attempts), "", "| stage | steps |", "|---|---|"]
-    lines += [f"| `{stage}` | {count_outcomes(records, stage)} |" for stage in STAGES]
+    lines += [f"| `{stage}` | {count_outcomes(attempts, stage)} |" for stage in STAGES]
     lines += ["", "| figure | goal | measured | verdict |", "|---|---|---|---|"]
     for goal in GOALS:
         lines.append(
@@ -52,10 +49,10 @@ def make_page_tables(records: Sequence[dict[str, Any]]) -> str:
     return "\n".join(lines)
 
 
-def make_readme_table(records: Sequence[dict[str, Any]]) -> str:
+def make_readme_table(attempts: Attempts) -> str:
     """Return the short table: the stages and what came of them."""
-    rows = [f"| `{stage}` | {count_outcomes(records, stage)} |" for stage in STAGES]
-    run = describe_run(index_attempts(records))
+    rows = [f"| `{stage}` | {count_outcomes(attempts, stage)} |" for stage in STAGES]
+    run = describe_run(attempts)
     return "\n".join([run, "", "| [stage](docs/gpu.md) | steps |", "|---|---|", *rows])
 
 
@@ -68,19 +65,18 @@ def replace_between(text: str, content: str) -> str:
 
 def render() -> dict[Path, str]:
     """Return both files as they should be."""
-    records = list(read_records(KEPT)) if KEPT.is_dir() else []
+    attempts = merge_attempts(Record(KEPT).read()) if KEPT.is_dir() else {}
     return {
-        file: replace_between(file.read_text("utf-8"), make(records))
+        file: replace_between(file.read_text("utf-8"), make(attempts))
         for file, make in ((PAGE, make_page_tables), (README, make_readme_table))
     }
 
 
 def keep_records(folder: Path) -> None:
     """Copy the last attempt at each step into the repository."""
-    KEPT.mkdir(exist_ok=True)
-    for file in folder.glob("*.jsonl"):
-        lines = [json.dumps(one) for one in read_records(folder) if one["stage"] == file.stem]
-        (KEPT / file.name).write_text("\n".join(lines) + "\n", "utf-8")
+    attempts = merge_attempts(Record(folder).read())
+    kept = Record(KEPT)
+    kept.file.write_text("".join(json.dumps(one) + "\n" for one in attempts.values()), "utf-8")
 
 
 def main() -> None:

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from evalution_enginekit import TokenScore, TokenSpan, plan_scoring
-from evalution_transformers.forward import _score_targets
+from evalution_transformers.forward import _score_targets, make_tree_mask
 from evalution_transformers.generate import rank_logprobs
 from evalution_transformers.probe import probe_architecture
 from evalution_transformers.scoring_passes import Scorer
@@ -254,3 +254,10 @@ def test_narrow_logits_are_scored_in_float32() -> None:
     assert abs(value - right[0, 7]) < 1e-4
     assert len(top) == 3
     assert all(abs(found - right[0, token_id]) < 1e-4 for token_id, found in top.items())
+
+
+def test_mask_of_a_tree_is_made_on_the_device_that_reads_it() -> None:
+    given = [0, 0, 1], [[True, False], [True, True]], 1
+    assert make_tree_mask(*given, torch.device("meta")).is_meta
+    rows = make_tree_mask(*given)[0, 0].int().tolist()
+    assert rows == [[1, 1, 0, 0], [1, 1, 1, 0], [1, 1, 1, 1]]

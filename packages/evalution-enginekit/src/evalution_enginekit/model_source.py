@@ -106,18 +106,21 @@ def files_identity(files: Iterable[Path]) -> dict[str, str]:
     files = sorted(set(files))
     if len(folders := {str(file.parent) for file in files}) > 1:
         raise ValueError(f"files of one folder have an identity by name, got {sorted(folders)}")
-    known = _read_cache()
-    fresh: dict[str, str] = {}
-    identity: dict[str, str] = {}
-    for file in files:
-        status = file.stat()
-        key = f"{file.resolve()}|{status.st_size}|{status.st_mtime_ns}"
-        if key not in known:
-            fresh[key] = _sha256(file)
-        identity[file.name] = known.get(key) or fresh[key]
-    if fresh:
-        _write_cache({**known, **fresh})
-    return identity
+    known, keys = _read_cache(), {file: _describe_state(file) for file in files}
+    if unknown := [file for file, key in keys.items() if key not in known]:
+        from concurrent.futures import ThreadPoolExecutor  # noqa: PLC0415 - seldom needed
+
+        # A thread's digest leaves the interpreter to others: a large model has many files.
+        with ThreadPoolExecutor(min(len(unknown), os.cpu_count() or 1)) as pool:
+            digests = pool.map(_sha256, unknown)
+            known |= {keys[file]: digest for file, digest in zip(unknown, digests, strict=True)}
+        _write_cache(known)
+    return {file.name: known[key] for file, key in keys.items()}
+
+
+def _describe_state(file: Path) -> str:
+    status = file.stat()
+    return f"{file.resolve()}|{status.st_size}|{status.st_mtime_ns}"
 
 
 def _match_files(folder: Path, patterns: Iterable[str]) -> set[Path]:

@@ -148,13 +148,17 @@ class TorchLogits:
         """
         read = torch.tensor([rows or [0] * len(columns), columns])
         places, at = torch.unique(read, dim=1, return_inverse=True, sorted=True)
+        # Copied before the pass: a copy waits for all that the device has been given.
+        places = places.to(forward.device)
         return cls(forward, forward.compute_states(inputs, places[0], places[1]), at)
 
     @torch.no_grad()
     def score(self, token_ids: Sequence[int]) -> list[tuple[float, bool]]:
         """Return log-probability and greediness of each target, computed in float32 at least."""
         order = torch.argsort(self._at, stable=True)
-        sorted_at, sorted_targets = self._at[order], torch.tensor(token_ids)[order]
+        sorted_at = self._at[order]
+        device = self._states.device
+        rows, targets = sorted_at.to(device), torch.tensor(token_ids)[order].to(device)
         logprobs: list[Tensor] = []
         greedy: list[Tensor] = []
         begin = first = 0
@@ -162,9 +166,7 @@ class TorchLogits:
             end = begin + len(part)
             last = int(torch.searchsorted(sorted_at, end))
             chosen, is_top = _score_targets(
-                self._forward.project(part),
-                sorted_at[first:last] - begin,
-                sorted_targets[first:last],
+                self._forward.project(part), rows[first:last] - begin, targets[first:last]
             )
             logprobs.append(chosen)
             greedy.append(is_top)
@@ -201,16 +203,20 @@ def _score_targets(logits: Tensor, rows: Tensor, targets: Tensor) -> tuple[Tenso
 
 
 def make_tree_mask(
-    owners: Sequence[int], ancestors: Sequence[Sequence[bool]], behind: int
+    owners: Sequence[int],
+    ancestors: Sequence[Sequence[bool]],
+    behind: int,
+    device: torch.device | None = None,
 ) -> Tensor:
-    """Return which token sees which, as booleans [1, 1, tokens, behind + tokens].
+    """Return which token sees which, as booleans [1, 1, tokens, behind + tokens], on the device.
 
     Segments of a prefix tree stand side by side in one row, behind `behind` cached tokens that all
     see. `owners[t]` is the segment of token t; `ancestors[i][j]` says that segment i is or
     continues segment j.
     """
-    owner = torch.tensor(owners)
-    seen = torch.tensor(ancestors)[owner][:, owner].tril_()
+    # Made where it is read: tokens x tokens take a CPU as long as a GPU takes for the pass.
+    owner = torch.tensor(owners, device=device)
+    seen = torch.tensor(ancestors, device=device)[owner][:, owner].tril_()
     cached = seen.new_ones(len(owners), behind)
     return torch.cat((cached, seen), dim=1)[None, None]
 
@@ -328,7 +334,8 @@ class SharedPrefix:
         `owners` and `ancestors` are those of `make_tree_mask`. With `keep`, keys and values can be
         read off the inputs' cache until then.
         """
-        seen = make_tree_mask(owners, ancestors, len(self)) if len(ancestors) > 1 else None
+        device = self._forward.device
+        seen = make_tree_mask(owners, ancestors, len(self), device) if len(ancestors) > 1 else None
         cache = self._cache if self._token_ids or keep else None
         return self._forward.inputs([token_ids], [positions], seen, cache)
 

@@ -5,7 +5,10 @@ from __future__ import annotations
 import importlib
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -78,10 +81,28 @@ def test_what_is_not_there_is_refused(
     assert "sees no CUDA device, which" in capsys.readouterr().err
 
 
+def test_batch_size_for_which_memory_runs_out_is_not_the_best(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.syspath_prepend(BENCH.parent)
+    bench = importlib.import_module("scoring")
+
+    def theirs(peer: Any, shape: Any, size: int) -> Callable[[], None]:
+        def run() -> None:
+            if size == 8:
+                raise torch.OutOfMemoryError("no room")
+
+        return run
+
+    monkeypatch.setattr(bench, "theirs", theirs)
+    shape = bench.Shape("mmlu", "choices", [], {"peer_batch_sizes": [8, 4]})
+    assert bench.find_best_batch(SimpleNamespace(), shape, {"device": "cpu"}) == 4
+
+
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="torch sees no CUDA device")
 def test_a_gpu_runs_the_shapes_meant_for_one() -> None:
     file = BENCH.with_name("scoring_cuda.toml")
     found = run("--config", file, "--pairs", "1", "hellaswag")
     assert found[0].startswith("bfloat16 ")
-    assert found[-2].startswith("hellaswag")
+    assert found[-1].startswith("hellaswag")
