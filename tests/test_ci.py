@@ -26,6 +26,8 @@ def test_tests_of_an_environment_exist() -> None:
         assert environment.tests
         for path in environment.tests:
             assert (ROOT / path).exists(), f"{environment.name}: {path}"
+    for version, paths in ci.OTHER_PYTHONS.items():
+        assert all((ROOT / path).exists() for path in paths), version
 
 
 def test_every_member_outside_the_light_environment_is_tested_in_another() -> None:

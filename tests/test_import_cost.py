@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from functools import cache
 
 import pytest
 
@@ -21,6 +22,7 @@ print(json.dumps(sorted(set(sys.modules) - before)))
 CEILINGS = {"evalution_core": 170, "evalution_enginekit": 254}
 
 
+@cache
 def loaded_by(module: str) -> list[str]:
     command = [sys.executable, "-c", PROBE, module]
     done = subprocess.run(command, capture_output=True, text=True, check=True)

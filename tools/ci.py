@@ -43,13 +43,19 @@ PROGRAMS = {
 """System packages that an environment may ask for, and the programs that stand for each."""
 OTHER_PYTHONS = {
     "3.12": [
-        "packages/evalution-runner",
         "packages/evalution-core",
         "packages/evalution-enginekit",
+        *(
+            f"packages/evalution-runner/tests/{part}"
+            for part in ("cli", "journal", "runs", "workers")
+        ),
     ],
     "3.13": [],
 }
-"""Further versions of Python, and the tests that run on each; none named: all light ones."""
+"""Further versions of Python, and the tests that run on each; none named: all light ones.
+
+3.12 lies between two that run all: there run processes, threads, signals and files.
+"""
 GPU_REHEARSAL = [
     *("-m", "tools.gpu", "all", "--rehearse", "--fresh", "--work", "build/gpu/rehearsal"),
 ]

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import pytest
 
-from evalution_conformance import EngineConformance
+from evalution_conformance import PRECISION_CHECKS, EngineConformance
 from evalution_core import BaseEngine, BaseInferenceSession, Model
 from evalution_core.builtins import builtin_path
 from evalution_llama_cpp import LlamaCpp
@@ -40,6 +40,19 @@ class TestLlamaCppFixedBatches(EngineConformance):
     engine = LlamaCpp(device="cpu", n_threads=1, continuous_batching=False)
     model = TINY
     tolerance = 1e-4
+    # Scoring is as above.
+    checks = frozenset(
+        {
+            "continuous",
+            "generation",
+            "isolation",
+            "lifecycle",
+            "sampling",
+            "stopping",
+            "test_a_batch_scores_as_its_pairs_alone",
+            "test_scores_equal_the_reference",
+        }
+    )
 
 
 class TestLlamaCppFloat16Cache(EngineConformance):
@@ -47,6 +60,7 @@ class TestLlamaCppFloat16Cache(EngineConformance):
     model = TINY
     # Measured over 1,693 reference values: at most 1.8e-3, 8e-5 on average.
     tolerance = 3e-3
+    checks = PRECISION_CHECKS
 
 
 class TestLlamaCppQuantised(EngineConformance):
@@ -55,3 +69,4 @@ class TestLlamaCppQuantised(EngineConformance):
     oracle = UnquantisedReference()
     # Measured against the weights before they were quantised: at most 0.12, 0.006 on average.
     tolerance = 0.15
+    checks = PRECISION_CHECKS

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import save_file
 
-from evalution_conformance import EngineConformance
+from evalution_conformance import PRECISION_CHECKS, EngineConformance
 from evalution_core import Model
 from evalution_core.builtins import builtin_path
 from evalution_reference import Reference
@@ -102,3 +102,4 @@ class TestTinygradQuantised(EngineConformance):
     oracle_model = Model(str(_dequantised(_Q8_0, Path(_MADE.name))))
     untemplated = _UNTEMPLATED
     timeout = _COMPILES_S
+    checks = PRECISION_CHECKS

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from evalution_conformance import EngineConformance
+from evalution_conformance import PRECISION_CHECKS, EngineConformance
 from evalution_core import Model
 from evalution_transformers import Transformers, TransformersCompat
 
@@ -23,6 +23,7 @@ class TestTransformersCompatFloat64(EngineConformance):
     model = TINY
     # Upstream's norms and rotary embeddings are float32 whatever the model's dtype.
     tolerance = 1e-5
+    checks = PRECISION_CHECKS
 
 
 class TestTransformersFloat32(EngineConformance):
@@ -34,6 +35,7 @@ class TestTransformersFloat64(EngineConformance):
     engine = Transformers(dtype="float64", device="cpu")
     model = TINY
     tolerance = 1e-5
+    checks = PRECISION_CHECKS
 
 
 class TestTransformersPaged(EngineConformance):

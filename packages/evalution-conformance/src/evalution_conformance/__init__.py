@@ -17,7 +17,30 @@ from evalution_conformance.checks.stopping import StoppingChecks
 from evalution_conformance.checks.top_logprobs import TopLogprobsChecks
 from evalution_conformance.suite import Conformance, Gap
 
-__all__ = ["WRAPPER_CHECKS", "EngineConformance", "Gap", "StructuralConformance"]
+__all__ = [
+    "PRECISION_CHECKS",
+    "WRAPPER_CHECKS",
+    "EngineConformance",
+    "Gap",
+    "StructuralConformance",
+]
+
+PRECISION_CHECKS: Final = frozenset(
+    {
+        "boundary",
+        "checkpoint",
+        "distributions",
+        "generation",
+        "isolation",
+        "rolling",
+        "sampling",
+        "scoring",
+        "top_logprobs",
+        "test_describe_execution_is_json_safe_and_stable",
+        "test_the_self_check_passes",
+    }
+)
+"""Checks of values: for a further precision of an engine that runs all of them in one."""
 
 WRAPPER_CHECKS: Final = frozenset(
     {

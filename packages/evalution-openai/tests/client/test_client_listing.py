@@ -73,7 +73,7 @@ def test_busy_server_is_waited_for(
 
 @pytest.fixture
 def tls_port(tmp_path: Path) -> Iterator[int]:
-    """A server that speaks TLS alone, and is slow: it keeps who says nothing until the test's end."""
+    """A server that speaks TLS alone, and leaves open what the other side doesn't close."""
     if shutil.which("openssl") is None:
         pytest.skip("openssl, which makes the certificate, isn't installed")
     certificate, key = tmp_path / "certificate.pem", tmp_path / "key.pem"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -20,8 +21,14 @@ TESTS = (
 )
 
 
+@pytest.fixture(scope="module")
+def plain(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Where a run without options lies once a test has made it."""
+    return tmp_path_factory.mktemp("plain") / "run"
+
+
 @pytest.fixture
-def ran(spec: Any, command_line: Any, folder: Path) -> Callable[..., Any]:
+def ran(spec: Any, command_line: Any, folder: Path, plain: Path) -> Callable[..., Any]:
     """Runs the three kinds of tests on some rows into a folder, and checks how it ended."""
     rows = [
         {"question": f"{n} + 1?", "answer": "2", "choices": ["no", f"{n}"], "right": n % 2}
@@ -31,9 +38,15 @@ def ran(spec: Any, command_line: Any, folder: Path) -> Callable[..., Any]:
     (folder / "rows.jsonl").write_text(text, encoding="utf-8")
 
     def run(name: str, *arguments: str, code: int = 0, **options: Any) -> None:
-        known = {"tests": TESTS, **options}
-        done = command_line("run", spec(folder, **known), "--output", name, *arguments)
+        written = spec(folder, **{"tests": TESTS, **options})
+        is_plain = not arguments and not options and code == 0
+        if is_plain and plain.is_dir():
+            shutil.copytree(plain, folder / name)
+            return
+        done = command_line("run", written, "--output", name, *arguments)
         assert done.returncode == code, done.stderr
+        if is_plain:
+            shutil.copytree(folder / name, plain)
 
     return run
 
