@@ -40,7 +40,7 @@ def ids(count: int, seed: int = 0) -> NDArray[np.int64]:
 def test_tokens_run_in_pieces_or_one_by_one_give_the_states_of_one_run(model: Llama) -> None:
     tokens = ids(40)
     whole = model.hidden_states(tokens, model.new_cache())
-    cache = model.new_cache(capacity=3)
+    cache = model.new_cache()
     pieces = [model.hidden_states(piece, cache) for piece in np.split(tokens, [1, 9, 30])]
     np.testing.assert_allclose(np.concatenate(pieces), whole, atol=1e-12)
     assert cache.length == 40
