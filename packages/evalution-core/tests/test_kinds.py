@@ -89,8 +89,8 @@ class Echo(BaseInferenceSession):
 
 def test_kind_asks_the_session_by_list_and_by_stream() -> None:
     requests = [GenerationRequest("a"), GenerationRequest("b")]
-    outputs = RequestKind.GENERATION.answer(Echo(), requests, batch_size=2)
-    assert [output.text for output in outputs] == ["a2", "b2"]
+    outputs = RequestKind.GENERATION.answer(Echo(), requests)
+    assert [output.text for output in outputs] == ["aNone", "bNone"]
     with RequestKind.GENERATION.open_stream(Echo(), enumerate(requests), batch_size=1) as stream:
         assert isinstance(stream, RequestStream)
         assert dict(stream) == {

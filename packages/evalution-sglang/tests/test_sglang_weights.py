@@ -82,7 +82,7 @@ def test_missing_file_of_the_index_is_refused(tmp_path: Path) -> None:
     ("name", "content", "message"),
     [
         ("model.safetensors", b"x" * 40, "model.safetensors can't be read: .*; copy it again"),
-        ("config.json", b"{", "config.json can't be read: .*; copy it again"),
+        ("config.json", b"{", "config.json is not valid JSON: .*; copy it again"),
         ("model.safetensors.index.json", b"{}", "has no weight_map; copy it again"),
     ],
 )

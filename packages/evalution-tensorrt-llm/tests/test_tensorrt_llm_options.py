@@ -315,8 +315,8 @@ def test_model_on_the_hub_is_described_by_its_configuration(
     ("text", "message"),
     [
         (None, "no config.json in"),
-        ("{", "config.json isn't JSON"),
-        ("[]", "config.json must hold a JSON object"),
+        ("{", "config.json is not valid JSON"),
+        ("[]", "config.json is not a JSON object"),
         ("{}", "the model states no longest sequence; set max_model_len"),
     ],
 )

@@ -78,15 +78,9 @@ class RequestKind(Enum):
         """Name of the session's method that answers a stream of them."""
         self.capability = capability
 
-    def answer(
-        self,
-        session: BaseInferenceSession,
-        requests: Sequence[Request],
-        *,
-        batch_size: int | None = None,
-    ) -> list[Any]:
+    def answer(self, session: BaseInferenceSession, requests: Sequence[Request]) -> list[Any]:
         """Outputs of the session's list call, in the order of the requests."""
-        return getattr(session, self.list_call)(requests, batch_size=batch_size)
+        return getattr(session, self.list_call)(requests)
 
     def open_stream(
         self,

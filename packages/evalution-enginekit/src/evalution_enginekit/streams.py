@@ -209,7 +209,11 @@ class ResultStream(Generic[K, J, T]):
         """Return the next result as soon as there is one; None after the last."""
         with self._changed:
             self._changed.wait_for(
-                lambda: self._results or self.ended or not (self._has_jobs() or self._input_open)
+                lambda: (
+                    self._results
+                    or self.ended
+                    or not (self.waiting or self.running or self._input_open)
+                )
             )
             if self._results:
                 found = self._remove_unread(self._results.popleft())
@@ -287,9 +291,6 @@ class ResultStream(Generic[K, J, T]):
         self._results.append(_Result(key, result))
         self._unread += 1
         self._changed.notify_all()
-
-    def _has_jobs(self) -> bool:
-        return bool(self.waiting or self.running)
 
     def _has_room(self) -> bool:
         under_way = len(self.running) + len(self.waiting)

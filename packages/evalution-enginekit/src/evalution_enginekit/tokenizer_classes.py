@@ -149,9 +149,9 @@ def read_json(file: Path) -> dict[str, Any]:
     try:
         content = json.loads(file.read_text("utf-8"))
     except (ValueError, RecursionError) as error:
-        raise ConfigurationError(f"{file} is not valid JSON: {error}") from error
+        raise ConfigurationError(f"{file} is not valid JSON: {error}; copy it again") from error
     if not isinstance(content, dict):
-        raise ConfigurationError(f"{file} is not a JSON object")
+        raise ConfigurationError(f"{file} is not a JSON object; copy it again")
     return cast("dict[str, Any]", content)
 
 

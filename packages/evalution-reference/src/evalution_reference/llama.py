@@ -76,16 +76,11 @@ class Llama:
             np.full((_QUERY_BLOCK, _QUERY_BLOCK), -np.inf, self.dtype), k=1
         )
 
-    def new_cache(self, capacity: int = 0) -> KVCache:
-        """Return an empty cache for one sequence, with room for `capacity` tokens to begin with."""
+    def new_cache(self) -> KVCache:
+        """Return an empty cache for one sequence."""
         config = self.config
-        return KVCache(
-            config.num_hidden_layers,
-            config.num_key_value_heads,
-            config.head_dim,
-            self.dtype,
-            capacity,
-        )
+        shape = config.num_hidden_layers, config.num_key_value_heads, 0, config.head_dim
+        return KVCache(shape, self.dtype)
 
     def hidden_states(self, token_ids: TokenIds, cache: KVCache) -> Floats:
         """Run `token_ids` [T] behind the tokens of `cache`, which then holds them too.
@@ -332,15 +327,8 @@ class KVCache:
     continuation and the next, or copying (`fork`) to run several continuations side by side.
     """
 
-    def __init__(
-        self,
-        num_layers: int,
-        num_kv_heads: int,
-        head_dim: int,
-        dtype: np.dtype[Any],
-        capacity: int = 0,
-    ) -> None:
-        shape = (num_layers, num_kv_heads, capacity, head_dim)
+    def __init__(self, shape: tuple[int, int, int, int], dtype: np.dtype[Any]) -> None:
+        """`shape` is [layers, heads, tokens, head_dim], its tokens the room to begin with."""
         self._keys: Floats = np.empty(shape, dtype)
         self._values: Floats = np.empty(shape, dtype)
         self._length = 0

@@ -95,10 +95,10 @@ def find_server(options: TinkerOptions) -> Server:
     return Server(url, key, _parse_models(answer), options.timeout_s)
 
 
-def read_server_name(url: str, timeout_s: float = 5.0) -> str:
+def read_server_name(url: str) -> str:
     """Return the title and version in the server's OpenAPI document, if it has one."""
     try:
-        about: Any = get_json(f"{url}/openapi.json", None, timeout_s).get("info")
+        about: Any = get_json(f"{url}/openapi.json", None, 5.0).get("info")
         return f"{about['title']} {about['version']}"
     except (OSError, HTTPException, ValueError, KeyError, TypeError, AttributeError):
         return "which reports no version"

@@ -18,6 +18,8 @@ from typing import Any
 from weakref import finalize
 
 _READY = "ready"
+_START_S = 120.0
+"""Wall seconds that the imports of the module may take."""
 
 
 class TimedCalls:
@@ -26,13 +28,11 @@ class TimedCalls:
     Args:
         module: its name; run as `python -m`, it calls `answer_calls`.
         time_limit_s: wall seconds of one call; a call that takes longer has the answer None.
-        start_limit_s: wall seconds that the imports of the module may take.
     """
 
-    def __init__(self, module: str, time_limit_s: float, start_limit_s: float = 120.0):
+    def __init__(self, module: str, time_limit_s: float):
         self._module = module
         self._time_limit_s = time_limit_s
-        self._start_limit_s = start_limit_s
         self._lock = Lock()
         self._process: subprocess.Popen[str] | None = None
         self._answers: SimpleQueue[str] = SimpleQueue()
@@ -74,7 +74,7 @@ class TimedCalls:
         self._answers = SimpleQueue()
         Thread(target=_forward, args=(process, self._answers), daemon=True).start()
         try:
-            started = self._answers.get(timeout=self._start_limit_s) == f"{_READY}\n"
+            started = self._answers.get(timeout=_START_S) == f"{_READY}\n"
         except Empty:
             started = False
         if not started:
