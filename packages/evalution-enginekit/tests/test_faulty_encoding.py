@@ -15,10 +15,9 @@ from evalution_core import (
     RequestFailure,
 )
 from evalution_enginekit.completion import CompletionChunk, RequestPrompt
-from evalution_enginekit.mock import MockSession
+from evalution_enginekit.mock import ByteTokenizer, MockSession
 from evalution_enginekit.request_loop import RequestLoop
 from evalution_enginekit.request_session import RequestSession
-from evalution_enginekit.tokenizer import ByteTokenizer
 
 REQUESTS = [
     (text, GenerationRequest(text, max_new_tokens=2, metadata={"of": text}))

@@ -15,7 +15,7 @@ from evalution_core.encoding import TokenSpan
 from evalution_enginekit import ChatTemplate, PromptQueue, TokenEvent, TokenScore, TokenSession
 from evalution_enginekit.batching import run_continuous_batching
 from evalution_enginekit.generation import TokenPrompt
-from evalution_enginekit.tokenizer import ByteTokenizer
+from evalution_enginekit.mock import ByteTokenizer
 
 TEMPLATE = (
     "{% if tools %}<tool_call>{{ tools[0]['function']['name'] }};{% endif %}"

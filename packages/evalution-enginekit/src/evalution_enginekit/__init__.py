@@ -5,6 +5,7 @@ from evalution_enginekit.batching import batches, run_continuous_batching
 from evalution_enginekit.chat import ChatTemplate
 from evalution_enginekit.completion import CompletionChunk, RequestPrompt
 from evalution_enginekit.generation import PromptQueue, TokenEvent, TokenPrompt
+from evalution_enginekit.mock import ByteTokenizer
 from evalution_enginekit.model_source import files_identity, model_identity
 from evalution_enginekit.planning import (
     ScoringPlan,
@@ -20,7 +21,6 @@ from evalution_enginekit.runtime import import_runtime
 from evalution_enginekit.runtime_thread import runtime_errors
 from evalution_enginekit.session import TokenSession
 from evalution_enginekit.tokenizer import (
-    ByteTokenizer,
     Tokenizer,
     TokenizerFile,
     bind_tokenizer,
