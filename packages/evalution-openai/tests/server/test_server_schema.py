@@ -1,7 +1,7 @@
 """Schemathesis on the OpenAPI document: each field at its edges, random bodies, and linked calls.
 
-By hand, with more examples: `schemathesis run URL/openapi.json --max-examples 800 --seed 21 --request-timeout 120
---exclude-checks positive_data_acceptance`.
+By hand, with more examples: `schemathesis run URL/openapi.json --max-examples 800 --seed 21
+--request-timeout 120 --exclude-checks positive_data_acceptance`.
 """
 
 from __future__ import annotations

@@ -118,7 +118,8 @@ def _find_problem(sample: SampleResult) -> str | None:
     suite: Any = sample.suite
     if not (isinstance(suite, str) and type(sample.index) is int and is_number(sample.index)):
         return f"a sample has a suite and a row, got {suite!r:.80} and {sample.index!r:.80}"
-    if not (is_text(sample.prompt) or all(map(_is_object, sample.prompt or ()))):
+    prompt = sample.prompt
+    if not (is_text(prompt) or (isinstance(prompt, list) and all(map(_is_object, prompt)))):
         return "prompt is a text or a list of messages"
     if not all(map(is_text, (sample.target, sample.prediction, sample.error))):
         return "target, prediction and error are texts"

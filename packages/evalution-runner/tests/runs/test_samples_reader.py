@@ -75,7 +75,7 @@ def test_place_of_a_line_is_that_of_its_sample(suite: str, index: int, text: str
         (b'{"suite": "s"}\n', "TypeError: "),
         (b'{"suite": "s", "index": "0"}\n', "a sample has a suite and a row, got 's' and '0'"),
         (b'{"suite": "s", "index": 1%s}\n' % (b"0" * 30), "a sample has a suite and a row"),
-        (b'{"suite": "s", "index": 0, "prompt": 1.5}\n', "TypeError: 'float' object is not iter"),
+        (b'{"suite": "s", "index": 0, "prompt": 0}\n', "prompt is a text or a list of messages"),
         (b'{"suite": "s", "index": 0, "prompt": ["a"]}\n', "prompt is a text or a list"),
         (b'{"suite": "s", "index": 0, "error": 5}\n', "target, prediction and error are texts"),
         (b'{"suite": "s", "index": 0, "tokens": []}\n', "extracted, metrics and tokens are obj"),
