@@ -106,6 +106,7 @@ async def attack_tokenize(url: str, case: dict[str, Any], process: psutil.Proces
         post.cancel()
         attacker.close()
     beside = await time_call(client, *chat)
+    await time_call(client, "/tokenize", {"prompt": TEXT * 1000})  # behind what the attack left
     await asyncio.sleep(case["settle"])
     after = process.memory_info().rss
     return (

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, cast
+from itertools import chain
+from typing import Any
 
 import pydantic_core
 
@@ -89,9 +90,10 @@ def parse_sample(line: bytes) -> SampleResult:
     try:
         fields: Any = json.loads(line.decode("utf-8"))
         sample = SampleResult(**fields)
+        problem = _find_problem(sample)
     except (ValueError, TypeError, RecursionError) as error:
         raise ValueError(f"{type(error).__name__}: {error}") from error
-    if problem := _find_problem(sample):
+    if problem is not None:
         raise ValueError(problem)
     return sample
 
@@ -112,11 +114,12 @@ def is_text(value: Any) -> bool:
 
 
 def _find_problem(sample: SampleResult) -> str | None:
-    """Return what is wrong with the values of a sample that was read; None if nothing is."""
+    """Return what is wrong with the values that were read; raises `TypeError`s of their own."""
     suite: Any = sample.suite
     if not (isinstance(suite, str) and type(sample.index) is int and is_number(sample.index)):
         return f"a sample has a suite and a row, got {suite!r:.80} and {sample.index!r:.80}"
-    if not (is_text(sample.prompt) or _is_list(sample.prompt, _is_object)):
+    prompt = sample.prompt
+    if not (is_text(prompt) or (isinstance(prompt, list) and all(map(_is_object, prompt)))):
         return "prompt is a text or a list of messages"
     if not all(map(is_text, (sample.target, sample.prediction, sample.error))):
         return "target, prediction and error are texts"
@@ -124,30 +127,14 @@ def _find_problem(sample: SampleResult) -> str | None:
         return "extracted, metrics and tokens are objects"
     if not all(map(is_number, (*sample.metrics.values(), *sample.tokens.values()))):
         return "metrics and tokens hold numbers"
-    spans: Any = sample.token_logprobs
-    if not (spans is None or _is_list(spans, _is_span)):
-        return "token_logprobs are lists of id, text and log-probability"
+    for number, text, logprob in chain(*(span or () for span in sample.token_logprobs or ())):
+        if not (is_number(number) and is_text(text) and is_number(logprob)):
+            return "token_logprobs are lists of id, text and log-probability"
     return None
 
 
 def _is_object(value: Any) -> bool:
     return isinstance(value, dict)
-
-
-def _is_list(value: Any, is_item: Callable[[Any], bool]) -> bool:
-    return isinstance(value, list) and all(map(is_item, cast("list[Any]", value)))
-
-
-def _is_span(tokens: Any) -> bool:
-    return tokens is None or _is_list(tokens, _is_token)
-
-
-def _is_token(token: Any) -> bool:
-    match token:
-        case [number, text, logprob]:
-            return is_number(number) and is_text(text) and is_number(logprob)
-        case _:
-            return False
 
 
 def parse_place(line: bytes) -> tuple[str, int]:

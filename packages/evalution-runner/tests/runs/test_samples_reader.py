@@ -75,12 +75,16 @@ def test_place_of_a_line_is_that_of_its_sample(suite: str, index: int, text: str
         (b'{"suite": "s"}\n', "TypeError: "),
         (b'{"suite": "s", "index": "0"}\n', "a sample has a suite and a row, got 's' and '0'"),
         (b'{"suite": "s", "index": 1%s}\n' % (b"0" * 30), "a sample has a suite and a row"),
-        (b'{"suite": "s", "index": 0, "prompt": 1.5}\n', "prompt is a text or a list of messages"),
+        (b'{"suite": "s", "index": 0, "prompt": 0}\n', "prompt is a text or a list of messages"),
         (b'{"suite": "s", "index": 0, "prompt": ["a"]}\n', "prompt is a text or a list"),
         (b'{"suite": "s", "index": 0, "error": 5}\n', "target, prediction and error are texts"),
         (b'{"suite": "s", "index": 0, "tokens": []}\n', "extracted, metrics and tokens are obj"),
         (b'{"suite": "s", "index": 0, "metrics": {"a": "1"}}\n', "metrics and tokens hold numbers"),
-        (b'{"suite": "s", "index": 0, "token_logprobs": [[[1]]]}\n', "token_logprobs are lists"),
+        (
+            b'{"suite": "s", "index": 0, "token_logprobs": [[[1]]]}\n',
+            "ValueError: not enough values",
+        ),
+        (b'{"suite": "s", "index": 0, "token_logprobs": [["abc"]]}\n', "token_logprobs are lists"),
     ],
 )
 def test_line_that_holds_no_sample_is_reported(tmp_path: Path, line: bytes, message: str) -> None:

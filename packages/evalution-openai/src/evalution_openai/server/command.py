@@ -103,11 +103,7 @@ def _serve(
     engine: BaseEngine, model: Model, settings: ServerSettings, host: str, port: int
 ) -> None:
     with require_extra():
-        from evalution_openai.server import (  # noqa: PLC0415 - the extra's packages
-            app,
-            connections,
-            serving,
-        )
+        from evalution_openai.server import app, connections, serving  # noqa: PLC0415
 
     serving.share_one_heap()
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s")
