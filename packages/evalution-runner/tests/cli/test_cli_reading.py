@@ -91,7 +91,7 @@ def test_a_failed_run_is_shown_with_its_error_and_what_is_finished(
     error = {"suite": "questions", "type": "EngineRuntimeError", "message": "the GPU is gone"}
     for status, wanted in (
         ("failed", "failed in suite questions: EngineRuntimeError: the GPU is gone"),
-        ("running", "killed, or its machine went down; the command that began it goes on with it"),
+        ("running", "cut off by a kill or a full disk; the command that began it goes on with it"),
     ):
         result["status"], result["error"] = status, error if status == "failed" else None
         file.write_text(json.dumps(result), encoding="utf-8")

@@ -121,7 +121,7 @@ def _format_status(run: RunResult) -> str:
 
 
 def _format_sign_of_life(folder: Path | None) -> str:
-    """Return the progress of a run without an end, or that its process is gone."""
+    """Return the progress of a run without an end, or that it was cut off."""
     state = None if folder is None else read_progress(folder, _SILENCE_S)
     if state is not None:
         of = "" if state.total is None else f" of {state.total}"
@@ -129,7 +129,7 @@ def _format_sign_of_life(folder: Path | None) -> str:
         return f"running, {state.done}{of} samples{left}"
     if folder is not None and read_progress(folder) is not None:
         return "running, or killed within the last minute"
-    return "killed, or its machine went down; the command that began it goes on with it"
+    return "cut off by a kill or a full disk; the command that began it goes on with it"
 
 
 def _list_times(run: RunResult) -> Iterator[str]:
