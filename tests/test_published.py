@@ -122,10 +122,10 @@ def place(index: str, tmp_path: Path) -> Place:
 def table(request: pytest.FixtureRequest) -> Iterator[dict[str, str]]:
     lines: dict[str, str] = {}
     yield lines
-    writer = request.config.get_terminal_writer()
-    writer.line()
-    for name, line in lines.items():
-        writer.line(f"{name:36} {line}")
+    capture = request.config.pluginmanager.get_plugin("capturemanager")
+    assert capture is not None
+    with capture.global_and_fixture_disabled():
+        print(*(f"\n{name:36} {line}" for name, line in lines.items()), sep="")
 
 
 def find_example(member: str) -> str:
