@@ -31,6 +31,7 @@ from evalution_transformers.forward import (
     make_tree_mask,
 )
 from evalution_transformers.generate import clear_settings
+from evalution_transformers.linear import use_fast_linear
 from evalution_transformers.upstream import CausalModel
 
 _log = logging.getLogger(__name__)
@@ -81,7 +82,9 @@ class Probe:
         token_ids = self._head + self._left
         factor = _LOUD / max(float(self._with_left.abs().max()), 1e-3)
         try:
-            with torch.no_grad(), _louder(self._model.get_output_embeddings(), factor):
+            layer = self._model.get_output_embeddings()
+            # Both by the same product of matrices: two differ by more than a step of the dtype.
+            with torch.no_grad(), use_fast_linear(self._model), _louder(layer, factor):
                 own = self._plain(token_ids).double()
                 parts = self._logits(Forward(self._model, splits=True), token_ids).double()
         except _REFUSALS:

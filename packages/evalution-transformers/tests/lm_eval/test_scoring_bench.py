@@ -95,8 +95,9 @@ def test_batch_size_for_which_memory_runs_out_is_not_the_best(
         return run
 
     monkeypatch.setattr(bench, "theirs", theirs)
-    shape = bench.Shape("mmlu", "choices", [], {"peer_batch_sizes": [8, 4]})
-    assert bench.find_best_batch(SimpleNamespace(), shape, {"device": "cpu"}) == 4
+    config = {"device": "cpu", "peer_batch_sizes": [8, 4]}
+    shape = bench.Shape("mmlu", "choices", [], {})
+    assert bench.find_best_batch(SimpleNamespace(), shape, config) == 4
 
 
 @pytest.mark.gpu
