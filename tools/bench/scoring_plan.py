@@ -47,7 +47,7 @@ def questions(rows: int, shots: int) -> list[LoglikelihoodRequest]:
 def one_by_one(model: Llama, spans: Sequence[TokenSpan]) -> list[list[float]]:
     scores: list[list[float]] = []
     for span in spans:
-        hidden = model.hidden_states(np.array(span.fed), model.new_cache(len(span.fed)))
+        hidden = model.hidden_states(np.array(span.fed), model.new_cache())
         targets = np.array(span.token_ids[span.start :])
         scores.append(token_logprobs(model.logits(hidden[span.start - 1 :]), targets)[0])
     return scores

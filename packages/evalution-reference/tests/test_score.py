@@ -72,10 +72,10 @@ def caches(monkeypatch: pytest.MonkeyPatch) -> dict[str, list[int]]:
         seen["copied"].append(self.length)
         return fork(self)
 
-    def counted_new(self: Llama, capacity: int = 0) -> KVCache:
+    def counted_new(self: Llama) -> KVCache:
         nonlocal made
         made += 1
-        return new_cache(self, capacity)
+        return new_cache(self)
 
     def counted_extend(self: Llama, runs: Any, caches: Any) -> Any:
         nonlocal made

@@ -20,9 +20,9 @@ from evalution_core import InvalidRequestError
 from evalution_core.encoding import (
     conditioning_id,
     encode_pair,
-    encode_rolling,
     fit_pair,
     rolling_windows,
+    strip_leading,
 )
 from evalution_enginekit import Tokenizer, TokenizerFile
 from evalution_enginekit.tokenizer import HFTokenizer
@@ -204,10 +204,12 @@ def test_rolling_windows_of_texts(
             if not scored:
                 difference = NOTHING
                 with pytest.raises(InvalidRequestError, match="at least one token of text"):
-                    encode_rolling(tokenizer, text)
+                    strip_leading(tokenizer, tokenizer.encode(text))
                 continue
             spans = rolling_windows(
-                encode_rolling(tokenizer, text), conditioning_id(tokenizer), both.lm._max_length
+                strip_leading(tokenizer, tokenizer.encode(text)),
+                conditioning_id(tokenizer),
+                both.lm._max_length,
             )
             ours = [(list(s.token_ids[: s.start]), list(s.token_ids[s.start :])) for s in spans]
             assert [i for _, ids in ours for i in ids] == scored, text
