@@ -30,6 +30,13 @@ def test_tests_of_an_environment_exist() -> None:
         assert all((ROOT / path).exists() for path in paths), version
 
 
+def test_options_without_paths_run_the_tests_of_their_environment() -> None:
+    tinker = members.read_environments()["tinker"]
+    assert ci.test_command(tinker, ["-k", "name"])[-3:] == ["-k", "name", *tinker.tests]
+    one = "packages/evalution-tinker/tests/conftest.py::test"
+    assert ci.test_command(tinker, ["-q", one])[-2:] == ["-q", one]
+
+
 def test_every_member_outside_the_light_environment_is_tested_in_another() -> None:
     light = ci.read_light()
     tested = {name for one in members.read_environments().values() for name in one.members}

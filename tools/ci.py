@@ -196,9 +196,12 @@ def make_environment(environment: Environment) -> tuple[int, str]:
     return run_quietly(build_commands(environment), place)
 
 
-def test_command(environment: Environment, further: Sequence[str]) -> list[str]:
+def test_command(environment: Environment, further: Sequence[str] = ()) -> list[str]:
+    """Return the command that runs an environment's tests, or those that `further` names."""
     pytest = str(environment.folder / "bin" / "pytest")
-    return [pytest, "-m", "not gpu and not hub", *environment.arguments, *further]
+    names_tests = any((ROOT / word.partition("::")[0]).exists() for word in further)
+    tests = [] if names_tests else environment.tests
+    return [pytest, "-m", "not gpu and not hub", *environment.arguments, *further, *tests]
 
 
 def required(environment: Environment) -> dict[str, str]:
@@ -312,9 +315,7 @@ def run_all() -> int:
         for name, environment in environments.items():
             if is_built(stages, name, builds[name]):
                 beside.append(typing.submit(check_types, stages, environment))
-                stages.run(
-                    name, test_command(environment, environment.tests), required(environment)
-                )
+                stages.run(name, test_command(environment), required(environment))
                 if name == "torch":
                     python = str(environment.folder / "bin" / "python")
                     stages.run("tiny model", [python, "tools/train_tiny_model.py", "--check"])
@@ -408,7 +409,7 @@ def main() -> int:
         parser.error(
             f"{environment.folder.name} is not built: tools/ci.py build {environment.name}"
         )
-    command = test_command(environment, chosen.arguments or environment.tests)
+    command = test_command(environment, chosen.arguments)
     return subprocess.call(command, cwd=ROOT, env={**os.environ, **required(environment)})
 
 
