@@ -221,7 +221,7 @@ def largest_shares(run: Callable[[], object], device: str, most: int = 6) -> str
     spent = {
         event.key: event.self_device_time_total if on_cuda else event.self_cpu_time_total
         for event in profile.key_averages()
-        if event.device_type == torch.autograd.DeviceType.CPU
+        if event.device_type.name == "CPU"
     }
     whole = sum(spent.values())
     largest = sorted(spent, key=lambda key: -spent[key])[:most]

@@ -38,7 +38,7 @@ FURTHER = (
     *("diskcache", "gguf", "hypothesis", "jinja2", "lm-eval>=0.4.13"),
     *("pytest-timeout", "pytest-xdist"),
 )
-"""What the stages need besides, and what llama-cpp-python does."""
+"""Requirements of the stages themselves and of llama-cpp-python."""
 PINS = ROOT / "tools" / "envs" / "torch.txt"
 """The version of Transformers that the tests run on."""
 _TASKS = "site/lm_eval/tasks"

@@ -331,7 +331,7 @@ STAGES: dict[str, Callable[[Places], Iterator[Step]]] = {
 CONTAINERS = ("vllm", "sglang", "tensorrt-llm")
 """Stages for a machine that has their runtime: the others need the bundle alone."""
 COMMON = [name for name in STAGES if name not in CONTAINERS]
-"""What `all` runs, the most valuable first."""
+"""Stages of `all`, the most valuable first."""
 WORKERS = {"conformance": 8, "parity": 4}
 """Steps at once, where nothing is timed."""
 SHARES = {"conformance": 150.0, "parity": 120.0, "speed": 300.0}
