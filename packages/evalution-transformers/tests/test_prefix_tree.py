@@ -17,19 +17,24 @@ def _spans(draw: st.DrawFn) -> list[TokenSpan]:
     return [TokenSpan(ids, draw(st.integers(1, len(ids) - 1))) for ids in sequences]
 
 
-@given(_spans(), st.integers(1, 300))
+@given(_spans(), st.integers(1, 300), st.integers(0, 30))
 @settings(deadline=None)
-def test_passes_cover_every_node_behind_its_parents(spans: list[TokenSpan], room: int) -> None:
+def test_passes_cover_every_node_behind_its_parents(
+    spans: list[TokenSpan], room: int, lone_room: int
+) -> None:
     plan = plan_scoring(spans)
     tree = PrefixTree(plan)
     seen: set[int] = set()
-    while (one := tree.next_pass(room)) is not None:
+    while (one := tree.next_pass(room, lone_room)) is not None:
         there = set(one.cached)
         for at in (*one.cached, *one.nodes):
             parent = tree.nodes[at].parent
             assert parent is None or parent in there
             there.add(at)
-        assert sum(len(tree.nodes[at].token_ids) for at in one.nodes) <= room
+        parents = [tree.nodes[at].parent for at in one.nodes]
+        is_text = not one.cached and parents == [None, *one.nodes[:-1]]
+        tokens = sum(len(tree.nodes[at].token_ids) for at in one.nodes)
+        assert tokens <= (max(room, lone_room) if is_text else room)
         seen |= there
     assert seen == set(range(len(plan.segments)))
 

@@ -205,6 +205,30 @@ def test_out_of_memory_halves_this_and_later_passes(
             hook.remove()
 
 
+def test_long_texts_are_one_pass_each_without_cache_or_mask(
+    random_model: Callable[..., Any],
+) -> None:
+    from evalution_transformers.forward import Forward
+    from evalution_transformers.score import PrefixScorer
+
+    model = random_model("llama")
+    texts = [TokenSpan([1, *(at + place % 50 for place in range(100))], 1) for at in range(2, 5)]
+    passes: list[dict[str, Any]] = []
+
+    def note(_: Any, args: Any, inputs: dict[str, Any]) -> None:
+        passes.append(inputs)
+
+    scorer = PrefixScorer(Forward(model), pass_tokens=64, lone_tokens=128)
+    handle = model.base_model.register_forward_pre_hook(note, with_kwargs=True)
+    try:
+        found = collect_scores(scorer, texts)
+    finally:
+        handle.remove()
+    assert [inputs["input_ids"].numel() for inputs in passes] == [100, 100, 100]
+    assert not any({"attention_mask", "past_key_values"} & set(inputs) for inputs in passes)
+    assert_close(found, [score_plainly(model, text) for text in texts], 1e-4)
+
+
 def test_out_of_memory_for_one_token_raises_the_runtimes_error(
     random_model: Callable[..., Any],
 ) -> None:

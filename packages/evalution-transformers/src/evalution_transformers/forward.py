@@ -49,6 +49,11 @@ class Forward:
         self._adds_mask = MASKED_ATTENTION.get(attention, False)
 
     @property
+    def keeps_no_square(self) -> bool:
+        """Whether a causal pass needs memory in proportion to its tokens alone."""
+        return self.splits and not self._adds_mask
+
+    @property
     def device(self) -> torch.device:
         return self.model.device
 
@@ -328,7 +333,8 @@ class SharedPrefix:
         `owners` and `ancestors` are those of `make_tree_mask`. With `keep`, keys and values can be
         read off the inputs' cache until then.
         """
-        seen = make_tree_mask(owners, ancestors, len(self)) if len(ancestors) > 1 else None
+        is_path = all(all(seen[: at + 1]) for at, seen in enumerate(ancestors))
+        seen = None if is_path else make_tree_mask(owners, ancestors, len(self))
         cache = self._cache if self._token_ids or keep else None
         return self._forward.inputs([token_ids], [positions], seen, cache)
 

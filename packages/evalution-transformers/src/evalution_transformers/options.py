@@ -70,7 +70,7 @@ class ModelOptions:
         Field(
             ge=1,
             description="Tokens of one scoring pass, and of one pass over new prompts; None: 512 "
-            "on a CPU, else 4096.",
+            "on a CPU, else 4096; a text that shares nothing is one pass of up to 2048.",
         ),
     ] = speed_only(default=None)
 

@@ -3,7 +3,8 @@
 A pass over a prefix tree takes whole subtrees side by side, up to a number of tokens, behind a
 prefix that is cached. A subtree that is too large has its root added to the cached prefix, and its
 children are taken one after the other; if the root is only a few tokens, they are run again in each
-pass that needs them, which is cheaper than a pass of their own.
+pass that needs them, which is cheaper than a pass of their own. A text that shares no more than
+that is one causal pass, which needs neither cache nor mask, up to a larger number of tokens.
 """
 
 from __future__ import annotations
@@ -91,8 +92,11 @@ class PrefixTree:
         root.subtree_tokens -= cached
         self._forks.append(_Fork((root.parent,), (), [at]))
 
-    def next_pass(self, room: int) -> TreePass | None:
-        """Return the next pass, of at most `room` tokens not cached, or None at the end."""
+    def next_pass(self, room: int, lone_room: int = 0) -> TreePass | None:
+        """Return the next pass, or None at the end.
+
+        It has at most `room` tokens that aren't cached, or `lone_room` of a single text.
+        """
         nodes: list[int] = []
         used = 0
         cached: tuple[int, ...] | None = None
@@ -111,6 +115,8 @@ class PrefixTree:
                 used, cached = used + needed, fork.cached
             elif needed <= room:
                 break
+            elif not nodes and needed <= lone_room and self._is_lone(fork):
+                return TreePass((), (*repeated, fork.waiting.pop(0)))
             elif (deeper := self._open(fork, room, may_cache=not nodes)) is not None:
                 self._forks.append(deeper)
                 if deeper.cached != fork.cached and not deeper.waiting:
@@ -122,6 +128,12 @@ class PrefixTree:
     def path_ids(self, path: tuple[int, ...]) -> list[int]:
         """Return the tokens along a path of nodes."""
         return [token_id for at in path for token_id in self.nodes[at].token_ids]
+
+    def _is_lone(self, fork: _Fork) -> bool:
+        """Return whether the next subtree is one text, whose beginning no later call may want."""
+        node = self.nodes[fork.waiting[0]]
+        is_scored = 2 * len(node.targets) > len(node.token_ids)
+        return is_scored and not fork.cached and not node.children
 
     def _open(self, fork: _Fork, room: int, *, may_cache: bool) -> _Fork | None:
         """Return the children of a subtree that doesn't fit; None: not in this pass."""
@@ -151,18 +163,31 @@ class PrefixScorer(Scorer):
     Args:
         forward: the model.
         pass_tokens: as in `Scorer`.
+        lone_tokens: tokens of a pass over a single text, if more than those.
         keeps_prefix: False where weights may change between two calls, as in a training loop.
     """
 
-    def __init__(self, forward: Forward, *, pass_tokens: int, keeps_prefix: bool = True):
+    def __init__(
+        self,
+        forward: Forward,
+        *,
+        pass_tokens: int,
+        lone_tokens: int = 0,
+        keeps_prefix: bool = True,
+    ):
         super().__init__(pass_tokens)
         self._forward = forward
+        self._lone_tokens = lone_tokens
         self._keeps_prefix = keeps_prefix
         self._prefix = SharedPrefix(forward)
 
     def forget(self) -> None:
         super().forget()
         self._prefix.clear()
+
+    def _halve(self) -> None:
+        super()._halve()
+        self._lone_tokens //= 2
 
     def _passes(self, spans: Sequence[TokenSpan]) -> Iterator[tuple[Sequence[Target], PassLogits]]:
         if not self._keeps_prefix:
@@ -171,7 +196,7 @@ class PrefixScorer(Scorer):
         cached = self._prefix.count_shared(tree.first_path)
         if cached >= _LEAST_KEPT:
             tree.begin_behind(cached)
-        while (tree_pass := tree.next_pass(self._pass_tokens)) is not None:
+        while tree_pass := tree.next_pass(self._pass_tokens, self._lone_tokens):
             yield from self._run(tree, tree_pass)
 
     def _run(

@@ -32,6 +32,8 @@ from evalution_transformers.upstream import CausalModel
 
 _log = logging.getLogger(__name__)
 
+_LONE_TOKENS = 2048
+"""Tokens of a text that is one pass, where that takes no more memory than its hidden states."""
 _SCORING_WINDOW = 256
 """Spans planned together: a prefix that two windows share below the cached one is run twice."""
 _PRECISE = ("float64", "float32")
@@ -138,7 +140,8 @@ def make_scorer(
     tokens = pass_tokens or default_pass_tokens(forward.device)
     if not architecture.shares_prefixes:
         return PaddedScorer(forward, pass_tokens=tokens, equal_lengths=architecture.equal_lengths)
-    return PrefixScorer(forward, pass_tokens=tokens, keeps_prefix=keeps_prefix)
+    lone = _LONE_TOKENS if pass_tokens is None and forward.keeps_no_square else 0
+    return PrefixScorer(forward, pass_tokens=tokens, lone_tokens=lone, keeps_prefix=keeps_prefix)
 
 
 class TransformersSession(TokenSession):
