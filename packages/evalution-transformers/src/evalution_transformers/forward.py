@@ -50,7 +50,7 @@ class Forward:
 
     @property
     def keeps_no_square(self) -> bool:
-        """Whether a causal pass needs memory in proportion to its tokens alone."""
+        """True if a causal pass needs memory in proportion to its tokens alone."""
         return self.splits and not self._adds_mask
 
     @property
