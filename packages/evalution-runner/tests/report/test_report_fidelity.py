@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from evalution.fidelity.result import Estimate, FidelityResult
+from evalution.fidelity.result import Estimate, FidelityResult, GreedyDivergence
 from evalution.fidelity.store import write_fidelity
 from evalution.report.fidelity import make_candidate_groups, make_fidelity_view, show_text
 from evalution.report.figures import Figure
@@ -47,6 +47,16 @@ def test_page_shows_candidate_beside_control(
     ]  # fmt: skip
     assert "Infinite" not in page.text
     assert len(page.html) < 1_000_000  # the chart library takes half of it
+
+
+def test_greedy_curves_end_at_the_same_token(make_fidelity: Any) -> None:
+    made = make_fidelity()
+    control = replace(made.overall.control, greedy=GreedyDivergence(8, 8, []))
+    candidate = replace(made.overall.candidate, greedy=GreedyDivergence(8, 6, [3, 9]))
+    overall = replace(made.overall, candidate=candidate, control=control)
+    view = make_fidelity_view(replace(made, overall=overall), 0)
+    curves = [[(mark.x, mark.y) for mark in series.marks] for series in view.figures[-1].series]
+    assert curves == [[(0, 1), (3, 0.875), (9, 0.75), (10, 0.75)], [(0, 1), (10, 1)]]
 
 
 def test_lower_bound_is_marked_wherever_it_stands(write_page: Any, make_fidelity: Any) -> None:

@@ -181,12 +181,14 @@ def _describe_bin(found: Bin) -> str:
 
 def _draw_greedy(arms: Sequence[Arm], name: str) -> Figure:
     series: list[Series] = []
+    parted_at = [step for arm in arms if arm.greedy is not None for step in arm.greedy.first_steps]
+    end = 1 + max(parted_at, default=0)
     for label, arm in zip(_SIDES, arms, strict=False):
         if arm.greedy is None or not arm.greedy.prompts:
             continue
         steps = sorted(arm.greedy.first_steps)
         left = [1 - parted / arm.greedy.prompts for parted in range(len(steps) + 1)]
-        places = [0, *steps, steps[-1] + 1 if steps else 1]
+        places = [0, *steps, end]
         marks = [
             Mark(step, share, f"token {step}: {share:.0%} the same")
             for step, share in zip(places, [*left, left[-1]], strict=True)
