@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Protocol, cast, runtime_checkable
+from typing import TYPE_CHECKING, Any, Protocol, cast, runtime_checkable
 
 from evalution_core import ConfigurationError, EngineUnavailableError, Model, TextCodec
 from evalution_core.redaction import redact_text
@@ -20,7 +20,10 @@ from evalution_enginekit.runtime import (
     is_in_range,
     require_distribution,
 )
-from evalution_enginekit.tokenizer_classes import encode_text, read_json, read_tokenizer
+from evalution_enginekit.tokenizer_classes import read_json, read_tokenizer
+
+if TYPE_CHECKING:
+    import tokenizers
 
 
 @runtime_checkable
@@ -62,6 +65,20 @@ def find_leading_ids(whole: Sequence[int], alone: Sequence[int]) -> tuple[int, .
         if list(whole[at : at + len(alone)]) == list(alone):
             return tuple(whole[:at])
     return ()
+
+
+_LONG_TEXT = 4096
+"""Characters that take milliseconds to encode."""
+
+
+def encode_text(tokenizer: tokenizers.Tokenizer, text: str) -> list[int]:
+    """Encode a text without leading ids; while a long one is encoded, other threads run.
+
+    The library keeps the interpreter's lock for a text, and lets it go for a batch.
+    """
+    if len(text) <= _LONG_TEXT:
+        return tokenizer.encode(text, add_special_tokens=False).ids
+    return tokenizer.encode_batch([text], add_special_tokens=False)[0].ids
 
 
 def load_tokenizer(

@@ -21,9 +21,6 @@ from evalution_core import ConfigurationError, EngineUnavailableError
 if TYPE_CHECKING:
     import tokenizers
 
-_LONG_TEXT = 4096
-"""Characters that take milliseconds to encode."""
-
 _AS_STORED = "TokenizersBackend"
 _PLAIN = frozenset({_AS_STORED, "PreTrainedTokenizer", "PythonBackend"})
 """Classes that take the file as it stands."""
@@ -125,16 +122,6 @@ def find_class(
     if registered == _AS_STORED or not declared or kind in OVERRULED_TYPES:
         return registered
     return declared
-
-
-def encode_text(tokenizer: tokenizers.Tokenizer, text: str) -> list[int]:
-    """Encode a text without leading ids; while a long one is encoded, other threads run.
-
-    The library keeps the interpreter's lock for a text, and lets it go for a batch.
-    """
-    if len(text) <= _LONG_TEXT:
-        return tokenizer.encode(text, add_special_tokens=False).ids
-    return tokenizer.encode_batch([text], add_special_tokens=False)[0].ids
 
 
 def import_tokenizers(source: str) -> Any:

@@ -11,10 +11,11 @@ from evalution_enginekit.chat import ChatTemplate, bind_template
 from evalution_enginekit.gguf.file import GGUFFile
 from evalution_enginekit.tokenizer import (
     AdaptedTokenizer,
+    encode_text,
     find_tokenizer_name,
     load_tokenizer,
 )
-from evalution_enginekit.tokenizer_classes import encode_text, import_tokenizers
+from evalution_enginekit.tokenizer_classes import import_tokenizers
 
 if TYPE_CHECKING:
     import tokenizers
