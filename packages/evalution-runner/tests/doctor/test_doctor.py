@@ -14,7 +14,7 @@ import pytest
 
 from evalution.doctor.engines import (
     PATIENCE,
-    Trial,
+    ProbeOptions,
     choose_engines,
     examine_engine,
     find_requirements,
@@ -135,7 +135,7 @@ def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_engine_is_ok_once_it_has_answered(site: Path) -> None:
-    health = examine_engine(entry(site, "good", GOOD), Trial(model="m"))
+    health = examine_engine(entry(site, "good", GOOD), ProbeOptions(model="m"))
     assert health.status == "ok"
     assert health.proof == "17 tokens of m scored, -102.9482 nats"
     assert health.runtime == {"version": "1.2", "device": "cuda:0"}
@@ -220,9 +220,9 @@ def test_broken_engine_is_reported_with_its_cause(
 def test_error_of_an_engine_holds_no_secret(site: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ACME_TOKEN", "t0ken-t0ken")
     leaking, options = entry(site, "leaking", LEAKING), {"api_key": "s3cret-s3cret"}
-    health = examine_engine(leaking, Trial(options))
+    health = examine_engine(leaking, ProbeOptions(options))
     assert health.problem == "making it: OSError: the key *** is not accepted"
-    health = examine_engine(leaking, Trial({**options, "dies": True}))
+    health = examine_engine(leaking, ProbeOptions({**options, "dies": True}))
     assert health.problem == (
         "it ended the process with status 3 during loading builtin:tiny; it printed last: "
         "connecting with *** and ***"
@@ -282,7 +282,7 @@ def test_files_of_the_working_folder_are_not_imported(
     (tmp_path / "json.py").write_text("raise SystemExit('the wrong json')\n")
     monkeypatch.chdir(tmp_path)
     mock = PluginEntry("Mock", "evalution_enginekit.mock:Mock", None, None, ENGINES)
-    assert examine_engine(mock, Trial(model="m")).status == "ok"
+    assert examine_engine(mock, ProbeOptions(model="m")).status == "ok"
 
 
 def test_engine_with_the_name_of_another_says_how_to_ask_for_it(site: Path, plugin: Any) -> None:
@@ -291,7 +291,7 @@ def test_engine_with_the_name_of_another_says_how_to_ask_for_it(site: Path, plug
         "shadow", "[evalution.engines]\nReference = doctored_shadow:Shadow\n", doctored_shadow=code
     )
     healths = [
-        examine_engine(found, Trial(model="m"))
+        examine_engine(found, ProbeOptions(model="m"))
         for found in choose_engines(["shadow-plugin/Reference"])
     ]
     assert [(health.name, health.note) for health in healths] == [
@@ -320,7 +320,9 @@ def test_missing_requirement_is_reported_with_its_command(site: Path) -> None:
     assert (health.problem or "").startswith("no-such-thing is not installed; wrong numbers: ")
     assert health.remedy == 'pip install "no-such-thing<3,>=2"'
     assert set(health.needs) == {"pytest", "no-such-thing"}
-    (health,) = (examine_engine(found, Trial(model="m")) for found in choose_engines(["lacky"]))
+    (health,) = (
+        examine_engine(found, ProbeOptions(model="m")) for found in choose_engines(["lacky"])
+    )
     assert (health.status, health.needs["no-such-thing"]) == ("ok", None)
 
 

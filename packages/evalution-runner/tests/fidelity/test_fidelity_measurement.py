@@ -230,8 +230,8 @@ def test_live_sessions_give_the_same_and_stay_open(other: Callable[[str], Model]
 
 @pytest.mark.parametrize("is_reference", [True, False])
 def test_live_session_has_no_control_and_keeps_nothing(is_reference: bool, tmp_path: Path) -> None:
-    lane = drift(noise=0.01)
-    with lane.engine.build(TINY) as session:
+    subject = drift(noise=0.01)
+    with subject.engine.build(TINY) as session:
         live = LiveSession(session, Model(str(tmp_path)))
         reference, candidate = (live, EXACT) if is_reference else (EXACT, live)
         found = measure_fidelity(reference, candidate, [PROSE], FidelityOptions(window=64, limit=2))

@@ -129,8 +129,8 @@ QUESTIONS = evalution.MultipleChoice(
 def measure(
     session: Callable[[Toy, Model], BaseInferenceSession], suite: SuiteDeclaration = PROSE
 ) -> NoiseResult:
-    lane = EngineAndModel(Planted(session=session), Model("toy"))
-    return measure_noise(lane, [suite])
+    subject = EngineAndModel(Planted(session=session), Model("toy"))
+    return measure_noise(subject, [suite])
 
 
 @pytest.mark.parametrize(

@@ -70,7 +70,7 @@ class Windowed(Toy):
         return session
 
 
-def lanes(fault: str = "", **options: Any) -> tuple[EngineAndModel, EngineAndModel]:
+def make_subjects(fault: str = "", **options: Any) -> tuple[EngineAndModel, EngineAndModel]:
     model = Model("toy")
     return EngineAndModel(Windowed(), model), EngineAndModel(
         Windowed(fault=fault, **options), model
@@ -146,7 +146,7 @@ def test_precisions_differ_under_a_narrow_tolerance() -> None:
 
 @pytest.mark.parametrize("suite", [generation(), choices(), prose()], ids=lambda s: s.title)
 def test_engine_agrees_with_itself(suite: Any) -> None:
-    found = check_parity(*lanes(), [suite], tolerance=Tolerance(0.0))
+    found = check_parity(*make_subjects(), [suite], tolerance=Tolerance(0.0))
     assert found.complaints == []
 
 
@@ -173,7 +173,7 @@ def test_engine_agrees_with_itself(suite: Any) -> None:
     ],
 )
 def test_planted_fault_is_found(fault: str, suite: Any, complaint: str) -> None:
-    left, right = lanes(fault)
+    left, right = make_subjects(fault)
     found = check_parity(left, right, [suite])
     assert any(complaint in text for text in found.complaints), found.complaints
 
@@ -250,20 +250,20 @@ def test_right_session_gives_the_ids_where_the_left_gives_none() -> None:
 
 
 def test_sides_without_tokenizer_are_asked_by_text_with_a_note() -> None:
-    lane = EngineAndModel(Silent(), Model("m"))
-    found = check_parity(lane, lane, [prose()])
+    subject = EngineAndModel(Silent(), Model("m"))
+    found = check_parity(subject, subject, [prose()])
     assert found.is_within
     assert found.suites[0].by_ids == 0
     assert found.notes == [
         "requests asked by text, which each engine encodes itself: 12; where the ids differ, so do "
         "the numbers"
     ]
-    by_text = check_parity(*lanes(), [prose()], by_text=True)
+    by_text = check_parity(*make_subjects(), [prose()], by_text=True)
     assert by_text.notes == found.notes
 
 
 def test_chat_is_rendered_by_each_engine() -> None:
-    found = check_parity(*lanes(), [generation(apply_chat_template=True)])
+    found = check_parity(*make_subjects(), [generation(apply_chat_template=True)])
     assert found.is_within
     assert found.suites[0].by_ids == 0
     assert found.notes[0].startswith("requests asked by text, which each engine encodes itself: 12")
@@ -277,7 +277,7 @@ def test_engine_that_takes_no_ids_is_refused_before_anything_is_loaded() -> None
         def build(self, model: Model) -> Any:
             raise AssertionError("nothing may be loaded")
 
-    left, right = lanes()
+    left, right = make_subjects()
     for pair in (
         (left, replace(right, engine=TextOnly())),
         (replace(left, engine=TextOnly()), right),
@@ -289,7 +289,7 @@ def test_engine_that_takes_no_ids_is_refused_before_anything_is_loaded() -> None
 
 
 def test_windows_that_differ_are_reported() -> None:
-    left, right = lanes(max_model_len=32)
+    left, right = make_subjects(max_model_len=32)
     found = check_parity(left, right, [prose(text="{question}" * 20)])
     assert found.notes == [
         "max_model_len is 96 on the left and 32 on the right: long texts are cut at different "
@@ -323,9 +323,11 @@ def test_session_that_loses_answers_is_an_error(
     class Numbered(scripted_session):
         capabilities = frozenset(Capability)
 
-    lane = EngineAndModel(scripted(Numbered(lambda answers: iter(scramble(answers)))), Model("m"))
+    subject = EngineAndModel(
+        scripted(Numbered(lambda answers: iter(scramble(answers)))), Model("m")
+    )
     with pytest.raises(EngineRuntimeError, match=message):
-        check_parity(lane, lane, [generation()], by_text=True)
+        check_parity(subject, subject, [generation()], by_text=True)
 
 
 def test_rows_are_read_once_for_both_sides(write_rows: Any) -> None:
@@ -346,6 +348,6 @@ def test_rows_are_read_once_for_both_sides(write_rows: Any) -> None:
 
 
 def test_two_suites_of_one_name_keep_apart() -> None:
-    found = check_parity(*lanes(), [prose(), prose()], limit=2)
+    found = check_parity(*make_subjects(), [prose(), prose()], limit=2)
     assert [suite.name for suite in found.suites] == ["prose", "prose-2"]
     assert [suite.requests for suite in found.suites] == [2, 2]

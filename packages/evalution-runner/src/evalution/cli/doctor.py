@@ -12,7 +12,13 @@ import typer
 from evalution.cli.errors import EXIT_FAILED, report_errors
 from evalution.cli.listings import complete_known_engines
 from evalution.cli.options import DebugOption, JsonOption
-from evalution.doctor.engines import PATIENCE, EngineHealth, Trial, choose_engines, examine_engine
+from evalution.doctor.engines import (
+    PATIENCE,
+    EngineHealth,
+    ProbeOptions,
+    choose_engines,
+    examine_engine,
+)
 from evalution.doctor.machine import Machine, inspect_machine
 from evalution.installation import find_name_clash, find_unused_cuda
 from evalution.table import make_console
@@ -66,15 +72,15 @@ def doctor(
             asked = ["doctor", *(engine or ()), *models, *pairs, *flags]
             raise typer.Exit(interpreter.run_command(parse_path(python).absolute(), asked))
         engines = choose_engines(engine or ())
-        trial = Trial(_parse_options(option or (), engine or ()), model, patience)
+        probe = ProbeOptions(_parse_options(option or (), engine or ()), model, patience)
         clash = find_name_clash()
-        healths = _report(engines, trial, clash, as_json=as_json)
+        healths = _report(engines, probe, clash, as_json=as_json)
         if clash is not None or not any(health.status == "ok" for health in healths):
             raise typer.Exit(EXIT_FAILED)
 
 
 def _report(
-    engines: Sequence[EngineEntry | str], trial: Trial, clash: str | None, *, as_json: bool
+    engines: Sequence[EngineEntry | str], probe: ProbeOptions, clash: str | None, *, as_json: bool
 ) -> list[EngineHealth]:
     """Print the machine, faults of the installation and each engine's health; return these."""
     machine = inspect_machine()
@@ -82,7 +88,7 @@ def _report(
     notices = [notice for notice in (clash, unused) if notice is not None]
     if not as_json:
         _print_machine(machine, notices)
-    healths = _examine_engines(engines, trial, is_shown=not as_json)
+    healths = _examine_engines(engines, probe, is_shown=not as_json)
     if as_json:
         shown = [health.to_dict() for health in healths]
         facts = {"machine": asdict(machine), "notices": notices, "engines": shown}
@@ -91,13 +97,13 @@ def _report(
 
 
 def _examine_engines(
-    engines: Sequence[EngineEntry | str], trial: Trial, *, is_shown: bool
+    engines: Sequence[EngineEntry | str], probe: ProbeOptions, *, is_shown: bool
 ) -> list[EngineHealth]:
     healths: list[EngineHealth] = []
     for found in engines:
         name = found if isinstance(found, str) else found.name
         with make_console().status(f"trying {name}"):
-            healths.append(examine_engine(found, trial))
+            healths.append(examine_engine(found, probe))
         if is_shown:
             _print_health(healths[-1])
     if is_shown and any(health.status == "untried" for health in healths):

@@ -34,10 +34,10 @@ def validate(spec: SpecArgument, debug: DebugOption = False) -> None:
     with report_errors(debug=debug):
         loaded = load_spec(spec)
         suites = parse_tests(loaded.tests)
-        _check_lane("engine", EngineAndModel(loaded.engine, loaded.model), suites)
+        _check_subject("engine", EngineAndModel(loaded.engine, loaded.model), suites)
         check_judges(suites)
         if loaded.against is not None:
-            _check_lane("against", loaded.against, suites)
+            _check_subject("against", loaded.against, suites)
         names: list[str] = []
         for suite in suites:
             names.append(find_free_name(suite.title, names))
@@ -47,11 +47,11 @@ def validate(spec: SpecArgument, debug: DebugOption = False) -> None:
         print(f"{spec} is valid")
 
 
-def _check_lane(section: str, lane: EngineAndModel, suites: Sequence[AnySuite]) -> None:
-    engine = type(lane.engine)
-    check_model(lane.model, lane.engine)
+def _check_subject(section: str, subject: EngineAndModel, suites: Sequence[AnySuite]) -> None:
+    engine = type(subject.engine)
+    check_model(subject.model, subject.engine)
     check_capabilities(suites, engine.capabilities, f"of engine {engine.__name__}")
-    print(f"{section} {engine.__name__}, model {lane.model.name}")
+    print(f"{section} {engine.__name__}, model {subject.model.name}")
 
 
 def schema(output: OutputFileOption = None, debug: DebugOption = False) -> None:

@@ -99,7 +99,7 @@ class EngineHealth:
 
 
 @dataclass(frozen=True, slots=True)
-class Trial:
+class ProbeOptions:
     """A way to try an engine: options, a model (None: a small one at hand), and a time limit."""
 
     options: Mapping[str, Any] = field(default_factory=dict[str, Any])
@@ -123,19 +123,19 @@ def choose_engines(names: Sequence[str] = ()) -> list[EngineEntry | str]:
     return [absent.get(normalize(name)) or ENGINES.find(name) for name in names]
 
 
-def examine_engine(entry: EngineEntry | str, trial: Trial | None = None) -> EngineHealth:
+def examine_engine(entry: EngineEntry | str, probe: ProbeOptions | None = None) -> EngineHealth:
     """Try one engine in a child process; one that isn't installed is only named."""
     if isinstance(entry, str):
         package = ENGINE_HINTS[entry]
         problem, remedy = f"{package} is not installed", f"pip install {package}"
         return EngineHealth(entry, package, problem=problem, remedy=remedy)
     needs = find_requirements(entry.distribution) if entry.distribution else []
-    trial = trial or Trial()
+    probe = probe or ProbeOptions()
     found = ask_child(
         "evalution.doctor.probe",
         entry,
-        {"options": trial.options, "model": trial.model},
-        trial.patience,
+        {"options": probe.options, "model": probe.model},
+        probe.patience,
     )
     # One that answers may have what it needs from a package of another name.
     unmet = [need for need in needs if not need.is_met and (need.installed or "proof" not in found)]

@@ -23,10 +23,10 @@ from evalution.fidelity.requests import (
 )
 from evalution.fidelity.result import FidelityResult, Side
 from evalution.fidelity.sides import (
-    Lane,
     LiveSession,
     LiveSide,
     OpenSide,
+    Subject,
     open_live,
     open_recorded,
 )
@@ -83,8 +83,8 @@ class FidelityOptions:
 
 
 def measure_fidelity(
-    reference: Lane | Path,
-    candidate: Lane,
+    reference: Subject | Path,
+    candidate: Subject,
     tests: Sequence[SuiteDeclaration],
     options: FidelityOptions | None = None,
     *,
@@ -104,11 +104,11 @@ def measure_fidelity(
     """
     options, progress = options or FidelityOptions(), progress or Progress()
     suites = check_suites(tests, options.limit)
-    lanes = [reference, candidate, *([options.control] if options.control else [])]
-    for lane in lanes:
-        if isinstance(lane, EngineAndModel):
-            check_model(lane.model, check_engine(lane.engine))
-        elif isinstance(lane, LiveSession):
+    subjects = [reference, candidate, *([options.control] if options.control else [])]
+    for subject in subjects:
+        if isinstance(subject, EngineAndModel):
+            check_model(subject.model, check_engine(subject.engine))
+        elif isinstance(subject, LiveSession):
             options = _check_live(options)
     started, before = datetime.now(UTC).isoformat(timespec="seconds"), perf_counter()
     opening = (
@@ -175,7 +175,7 @@ class _Measurement:
         self._window = 0
         self._prepared: list[PreparedSuite] = []
 
-    def run(self, candidate: Lane) -> None:
+    def run(self, candidate: Subject) -> None:
         """Measure the candidate, and then the control, while the reference stays loaded."""
         self._run_arm("candidate", candidate)
         given = self._options.control
@@ -212,7 +212,7 @@ class _Measurement:
             timings=timings,
         )
 
-    def _find_control(self, candidate: Lane) -> EngineAndModel | None:
+    def _find_control(self, candidate: Subject) -> EngineAndModel | None:
         """Return the reference's model on the candidate's engine, where that is neither of both."""
         if not self._options.seeks_control or isinstance(candidate, LiveSession):
             return None
@@ -225,8 +225,8 @@ class _Measurement:
 
     # one arm
 
-    def _run_arm(self, name: str, lane: Lane) -> None:
-        with open_live(lane, self._progress, isolate=self._options.isolate) as side:
+    def _run_arm(self, name: str, subject: Subject) -> None:
+        with open_live(subject, self._progress, isolate=self._options.isolate) as side:
             self._check_sides(side)
             for section, each in (("reference", self._reference), (name, side)):
                 shared = {"window": self._window, "limit": self._options.limit}

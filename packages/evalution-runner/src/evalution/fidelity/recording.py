@@ -29,7 +29,7 @@ from evalution_core.kinds import RequestKind
 
 
 def record_reference(
-    lane: EngineAndModel,
+    subject: EngineAndModel,
     tests: Sequence[SuiteDeclaration],
     path: Path,
     options: FidelityOptions | None = None,
@@ -42,7 +42,7 @@ def record_reference(
     What was written survives a kill: the same again goes on where it was.
 
     Args:
-        lane: the reference.
+        subject: the reference.
         tests: suites that score; one that generates has to be measured against a live reference.
         path: the file; made if it isn't there.
         options: `window`, `limit` and `isolate` count.
@@ -58,14 +58,14 @@ def record_reference(
     options, progress = options or FidelityOptions(), progress or Progress()
     suites = check_suites(tests, options.limit)
     _refuse_generations(suites)
-    check_model(lane.model, check_engine(lane.engine))
-    with open_live(lane, progress, isolate=options.isolate) as side:
+    check_model(subject.model, check_engine(subject.engine))
+    with open_live(subject, progress, isolate=options.isolate) as side:
         window = choose_window(options.window, [side])
         prepared = _prepare_suites(suites, side, window, options.limit)
         source = side.open_rows(top or options.top)
         if top is None and isinstance(source, SessionTops):
             top = options.top
-        recording = _describe_recording(lane, side, prepared, window, top, source)
+        recording = _describe_recording(subject, side, prepared, window, top, source)
         with ReferenceWriter(path, recording) as writer:
             for suite in prepared:
                 _record_suite(writer, suite, source, progress)
@@ -104,7 +104,7 @@ def _complete_nothing(requests: Sequence[GenerationRequest]) -> Iterator[list[in
 
 
 def _describe_recording(
-    lane: EngineAndModel,
+    subject: EngineAndModel,
     side: LiveSide,
     suites: Sequence[PreparedSuite],
     window: int,
@@ -125,7 +125,7 @@ def _describe_recording(
         window=window,
         texts={suite.name: _digest_windows(suite.windows) for suite in suites},
         top=top,
-        versions=read_answering_software(lane.engine),
+        versions=read_answering_software(subject.engine),
     )
 
 

@@ -43,7 +43,7 @@ class LiveSession:
     engine: BaseEngine | None = None
 
 
-Lane: TypeAlias = EngineAndModel | LiveSession
+Subject: TypeAlias = EngineAndModel | LiveSession
 """A model that is loaded for the measurement, or a session that is open already."""
 
 
@@ -70,8 +70,8 @@ class OpenSide(Protocol):
     @property
     def model(self) -> Model: ...
 
-    def has_engine(self, lane: EngineAndModel) -> bool:
-        """True if its engine is that of `lane`, with the same options."""
+    def has_engine(self, subject: EngineAndModel) -> bool:
+        """True if its engine is that of `subject`, with the same options."""
         ...
 
     def describe(self) -> Side: ...
@@ -96,28 +96,31 @@ class LiveSide:
 
     top = None
 
-    def __init__(self, lane: Lane, holder: SessionHolder, engine: dict[str, Any]):
-        self._lane = lane
+    def __init__(self, subject: Subject, holder: SessionHolder, engine: dict[str, Any]):
+        self._subject = subject
         self._holder = holder
         self._engine = engine
         self.session = holder.session
-        self.model = lane.model
+        self.model = subject.model
         with wrap_errors("tokenizer"):
             self.codec = self.session.tokenizer
             self.tokenizer = None if self.codec is None else _digest_tokenizer(self.codec)
         self.longest = read_info(self.session).max_model_len
 
-    def has_engine(self, lane: EngineAndModel) -> bool:
-        if self._lane.engine is None:
+    def has_engine(self, subject: EngineAndModel) -> bool:
+        if self._subject.engine is None:
             return False
-        kind = type(self._lane.engine)
-        return kind is type(lane.engine) and self._lane.engine.to_dict() == lane.engine.to_dict()
+        kind = type(self._subject.engine)
+        return (
+            kind is type(subject.engine)
+            and self._subject.engine.to_dict() == subject.engine.to_dict()
+        )
 
     def describe(self) -> Side:
         return Side(self.model.to_dict(), self._engine, _count_bytes(self.model))
 
     def declare(self) -> Mapping[str, Any]:
-        declared = declare_run(self._lane.engine, self.model, None, self._engine)
+        declared = declare_run(self._subject.engine, self.model, None, self._engine)
         return {**declared, "identity": self._engine["identity"]}
 
     def prepare(self, suite: AnySuite) -> None:
@@ -145,10 +148,10 @@ class RecordedSide:
         self.top = recording.top
         self.model = make_model({**recording.side.model, "label": None})
 
-    def has_engine(self, lane: EngineAndModel) -> bool:
+    def has_engine(self, subject: EngineAndModel) -> bool:
         engine = self._file.recording.side.engine
-        has_name = engine.get("name") == type(lane.engine).__name__
-        return has_name and engine.get("options") == lane.engine.to_dict()
+        has_name = engine.get("name") == type(subject.engine).__name__
+        return has_name and engine.get("options") == subject.engine.to_dict()
 
     def describe(self) -> Side:
         return self._file.recording.side
@@ -167,17 +170,19 @@ class RecordedSide:
 
 
 @contextmanager
-def open_live(lane: Lane, progress: Progress, *, isolate: bool) -> Generator[LiveSide]:
+def open_live(subject: Subject, progress: Progress, *, isolate: bool) -> Generator[LiveSide]:
     """Load the model, and free it at the end; a live session is taken as it is, and left open."""
     engine: dict[str, Any] = {}
-    if isinstance(lane, LiveSession):
-        engine = make_engine_record(lane.engine, lane.session)
-        holder = SessionHolder(lane.engine, lane.model, lane.session, engine, isolate=False)
+    if isinstance(subject, LiveSession):
+        engine = make_engine_record(subject.engine, subject.session)
+        holder = SessionHolder(
+            subject.engine, subject.model, subject.session, engine, isolate=False
+        )
         holder.open(progress)
-        yield LiveSide(lane, holder, engine)
+        yield LiveSide(subject, holder, engine)
         return
-    with open_side(lane, progress, engine, isolate=isolate) as holder:
-        yield LiveSide(lane, holder, engine)
+    with open_side(subject, progress, engine, isolate=isolate) as holder:
+        yield LiveSide(subject, holder, engine)
 
 
 @contextmanager

@@ -60,7 +60,7 @@ _SAMPLE_TOKENS = 16
 
 
 def measure_noise(
-    lane: EngineAndModel,
+    subject: EngineAndModel,
     tests: Sequence[SuiteDeclaration],
     *,
     limit: int | None = LIMIT,
@@ -76,7 +76,7 @@ def measure_noise(
     drifts in all. Held in memory: the log-probability of every token of all 24 passes.
 
     Args:
-        lane: the engine with its model.
+        subject: the engine with its model.
         tests: the suites whose requests are put; their scores don't matter.
         limit: at most that many rows of each suite.
         isolate: run the engine in a process of its own.
@@ -87,22 +87,22 @@ def measure_noise(
         UnsupportedRequestError: the engine can't do what a suite asks for.
         EvalutionError: the engine failed.
     """
-    suites = _check_suites(lane, tests, limit)
+    suites = _check_suites(subject, tests, limit)
     started, before = datetime.now(UTC).isoformat(timespec="seconds"), perf_counter()
-    measurement = _Measurement(lane, suites, limit, progress or Progress(), isolate=isolate)
+    measurement = _Measurement(subject, suites, limit, progress or Progress(), isolate=isolate)
     measurement.run()
     timings = {"started": started, "total_s": round(perf_counter() - before, 3)}
     return measurement.make_result(timings)
 
 
 def _check_suites(
-    lane: EngineAndModel, tests: Sequence[SuiteDeclaration], limit: int | None
+    subject: EngineAndModel, tests: Sequence[SuiteDeclaration], limit: int | None
 ) -> Mapping[str, AnySuite]:
     """Return the suites by name; raise what can be known before the model is loaded."""
     suites = parse_tests(tests)
     check_limit(limit)
-    engine = check_engine(lane.engine)
-    check_model(lane.model, engine)
+    engine = check_engine(subject.engine)
+    check_model(subject.model, engine)
     check_capabilities(suites, engine.capabilities, f"of engine {type(engine).__name__}")
     found: dict[str, AnySuite] = {}
     for suite in suites:
@@ -168,14 +168,14 @@ def _ignore(key: object, record: object) -> None:
 class _Measurement:
     def __init__(
         self,
-        lane: EngineAndModel,
+        subject: EngineAndModel,
         suites: Mapping[str, AnySuite],
         limit: int | None,
         progress: Progress,
         *,
         isolate: bool,
     ):
-        self._lane = lane
+        self._subject = subject
         self._suites = suites
         self._limit = limit
         self._progress = progress
@@ -216,7 +216,7 @@ class _Measurement:
         repeats, share, conditions = judge_conditions(comparisons)
         kept = alone[0]
         return NoiseResult(
-            side=Side(self._lane.model.to_dict(), self._record),
+            side=Side(self._subject.model.to_dict(), self._record),
             limit=self._limit,
             suites=list(self._suites),
             rows=len({key[:2] for key in kept}),
@@ -234,7 +234,7 @@ class _Measurement:
 
     def _open(self) -> AbstractContextManager[SessionHolder]:
         self._record = {}
-        return open_side(self._lane, self._progress, self._record, isolate=self._isolate)
+        return open_side(self._subject, self._progress, self._record, isolate=self._isolate)
 
     def _prepare(self, holder: SessionHolder) -> _Caller:
         for suite in self._suites.values():

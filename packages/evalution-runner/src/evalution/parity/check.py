@@ -293,10 +293,10 @@ class _Check:
             notes.append(found)
         return notes
 
-    def _ask_first(self, side: str, lane: EngineAndModel, *, is_needed: bool) -> bool:
-        """Ask with ids of this lane's tokenizer; by text without one, but only if `is_needed`."""
-        with self._open(side, lane) as holder:
-            codec = self._require_ids(holder, lane)
+    def _ask_first(self, side: str, subject: EngineAndModel, *, is_needed: bool) -> bool:
+        """Ask with ids of its own tokenizer; by text without one, but only if `is_needed`."""
+        with self._open(side, subject) as holder:
+            codec = self._require_ids(holder, subject)
             if codec is None and not is_needed:
                 return False
             encoder = None if codec is None else RequestEncoder(codec)
@@ -304,17 +304,17 @@ class _Check:
                 self._ask(side, holder, asked, asked.encode_requests(self._limit, encoder))
         return True
 
-    def _ask_again(self, side: str, lane: EngineAndModel) -> None:
-        with self._open(side, lane) as holder:
-            self._require_ids(holder, lane)
+    def _ask_again(self, side: str, subject: EngineAndModel) -> None:
+        with self._open(side, subject) as holder:
+            self._require_ids(holder, subject)
             for asked in self._suites:
                 self._ask(side, holder, asked, asked.requests.items())
 
-    def _open(self, side: str, lane: EngineAndModel) -> AbstractContextManager[SessionHolder]:
+    def _open(self, side: str, subject: EngineAndModel) -> AbstractContextManager[SessionHolder]:
         self.engines[side] = {}
-        return open_side(lane, self._progress, self.engines[side], isolate=self._isolate)
+        return open_side(subject, self._progress, self.engines[side], isolate=self._isolate)
 
-    def _require_ids(self, holder: SessionHolder, lane: EngineAndModel) -> TextCodec | None:
+    def _require_ids(self, holder: SessionHolder, subject: EngineAndModel) -> TextCodec | None:
         """Return the session's tokenizer; None if it keeps that, or all are asked by text.
 
         Raises:
@@ -324,7 +324,7 @@ class _Check:
         if self._by_text:
             return None
         if Capability.TOKEN_IDS not in read_info(session).capabilities:
-            raise _make_ids_error(lane.engine)
+            raise _make_ids_error(subject.engine)
         with wrap_errors("tokenizer"):
             return session.tokenizer
 
@@ -365,9 +365,9 @@ def _check_suites(
     """The suites with the names they get; raises what can be known before a model is loaded."""
     suites = parse_tests(tests)
     check_limit(limit)
-    for lane in sides.values():
-        engine = check_engine(lane.engine)
-        check_model(lane.model, engine)
+    for subject in sides.values():
+        engine = check_engine(subject.engine)
+        check_model(subject.model, engine)
         check_capabilities(suites, engine.capabilities, f"of engine {type(engine).__name__}")
         if not by_text and Capability.TOKEN_IDS not in engine.capabilities:
             raise _make_ids_error(engine)

@@ -41,8 +41,8 @@ LEGEND = (
 
 def list_headings(result: ParityResult) -> Iterator[str]:
     """Yield lines that name both engines."""
-    for side, lane in (("left", result.left), ("right", result.right)):
-        model, engine = lane["model"], lane["engine"]
+    for side, subject in (("left", result.left), ("right", result.right)):
+        model, engine = subject["model"], subject["engine"]
         options = ", ".join(f"{k}={v}" for k, v in engine["options"].items() if v is not None)
         named = model.get("label") or model.get("path") or "default model"
         yield f"{side + ':':6} {named} on {engine['name']}{f' ({options})' if options else ''}"
