@@ -52,7 +52,8 @@ def write_pages(folder: Path) -> None:
         for source in ROOT.glob(pattern):
             target = folder / source.relative_to(ROOT)
             if source.is_dir():
-                shutil.copytree(source, target)
+                changelogs = shutil.ignore_patterns("CHANGELOG.md")  # as of all packages
+                shutil.copytree(source, target, ignore=changelogs)
             else:
                 target.parent.mkdir(parents=True, exist_ok=True)
                 shutil.copyfile(source, target)
