@@ -20,11 +20,13 @@ MUTANTS = {
         "streams",
         """        with self._changed:
             self._changed.wait_for(
-                lambda: self._results or""",
+                lambda: (
+                    self._results""",
         """        self._changed.acquire()
         if True:
             self._changed.wait_for(
-                lambda: self._results or""",
+                lambda: (
+                    self._results""",
     ),
     "lock held during a step": (
         "runtime_thread",
