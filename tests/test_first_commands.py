@@ -24,19 +24,20 @@ PAGES = {
 }
 """Pages, and the packages of their install line; other runtimes take minutes to install."""
 BLOCK = re.compile(
-    r"(downloads [^\n]* -->\n)?^```(\w+)(?: title=(\S+))?[^\n]*\n(.*?)^```$",
+    r"(not run: [^\n]*(?:downloads|of yours)[^\n]* -->\n)?"
+    r"^```(\w+)(?: title=(\S+))?[^\n]*\n(.*?)^```$",
     re.MULTILINE | re.DOTALL,
 )
 
 
 def read_commands(page: str, folder: Path) -> Iterator[list[str]]:
     """Yield the commands that follow the install line; files that blocks name are written."""
-    for downloads, language, title, body in BLOCK.findall(
+    for left_out, language, title, body in BLOCK.findall(
         page[page.index("pip install evalution-runner") :]
     ):
         if title and title != "output":
             (folder / title).write_text(body, encoding="utf-8")
-        elif language == "console" and not downloads and "uv run" not in body:
+        elif language == "console" and not left_out and "uv run" not in body:
             for line in re.findall(r"^\$ (evalution .*)$", body, re.MULTILINE):
                 yield shlex.split(line)
 
