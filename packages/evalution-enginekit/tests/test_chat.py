@@ -61,6 +61,7 @@ def test_refusal_of_a_template_has_its_own_reason() -> None:
         ("{{ messages[0]['content']['text'] + 'x' }}", USER),
         ("{{ bos_token + messages[0]['n'] }}", {**USER, "n": 1}),
         ("{% if %}", USER),
+        ("{{ messages[0]['n'] * 1e999 }}", {**USER, "n": 1}),
     ],
 )
 def test_messages_that_break_a_template_are_refused(source: str, message: Any) -> None:

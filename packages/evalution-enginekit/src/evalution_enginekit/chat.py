@@ -38,6 +38,7 @@ _SET = frozenset(
 """Variables that every template is given, so that callers may not set them."""
 _TEMPLATE_FAULTS = (
     *(ArithmeticError, AttributeError, LookupError, TypeError, ValueError),
+    NameError,  # a number beyond floats, which Jinja compiles to the name `inf`
     *(AssertionError, MemoryError, RuntimeError, SyntaxError),  # of what is nested too deeply
 )
 """Errors that a template's expressions raise on messages that it wasn't written for."""

@@ -110,9 +110,15 @@ def test_finish_reasons_are_the_contracts(textual: Any, server: Any, sent: str, 
     assert output.runtime["finish_reason"] == sent
 
 
-def test_aborted_completion_is_a_failure(textual: Any, server: Any) -> None:
-    server.fails("/completions", answering(text="half", finish_reason="abort"))
-    with pytest.raises(EngineRuntimeError, match=r"aborted the completion: .*'abort'"):
+@pytest.mark.parametrize(
+    ("reason", "message"),
+    [("abort", r"aborted the completion: .*'abort'"), ({"a": 1}, r"that is no text: {'a': 1}")],
+)
+def test_aborted_completion_is_a_failure(
+    textual: Any, server: Any, reason: Any, message: str
+) -> None:
+    server.fails("/completions", answering(text="half", finish_reason=reason))
+    with pytest.raises(EngineRuntimeError, match=message):
         textual.generate([GenerationRequest("a")])
 
 

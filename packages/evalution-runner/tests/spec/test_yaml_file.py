@@ -42,6 +42,7 @@ def test_escaped_character_of_json_is_one_character(tmp_path: Path) -> None:
         ("a: 1\nb: 2\na: 3\n", "line 3, column 1", "the key 'a' stands here a second time"),
         ("a: {b: 1, b: 2}\n", "line 1, column 11", "the key 'b' stands here a second time"),
         ("[a]: 1\n", "line 1, column 1", "a key must be a plain value"),
+        ("a: !!set [b, {}]\n", "line 1, column 4", "a set must be a mapping of its members"),
         ("a: !!python/object:os.system x\n", "line 1, column 4", "could not determine"),
     ],
 )

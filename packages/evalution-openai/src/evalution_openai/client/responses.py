@@ -220,6 +220,8 @@ def _entry(entry: Any) -> Step:
 def _finish(reason: Any, *, is_last: bool) -> FinishReason | None:
     if reason is None:
         return "stop" if is_last else None
+    if not isinstance(reason, str):
+        raise EngineRuntimeError(f"the server answered a finish_reason that is no text: {reason!r}")
     if reason in _LOST:
         raise EngineRuntimeError(f"the server aborted the completion: finish_reason {reason!r}")
     return "length" if reason in _CUT else "stop"

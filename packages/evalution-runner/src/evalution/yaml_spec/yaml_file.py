@@ -37,7 +37,11 @@ class _Loader(yaml.SafeLoader):
                 None, None, "a lone surrogate is no valid text", node.start_mark
             ) from None
 
-    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, Any]:
+    def construct_mapping(self, node: yaml.Node, deep: bool = False) -> dict[Hashable, Any]:
+        if not isinstance(node, yaml.MappingNode):  # the tag !!set may stand before anything
+            raise yaml.constructor.ConstructorError(
+                None, None, "a set must be a mapping of its members to nothing", node.start_mark
+            )
         seen: dict[Any, yaml.Node] = {}
         for key_node, _ in node.value:
             if key_node.tag == _MERGE:
