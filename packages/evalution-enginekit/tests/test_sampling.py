@@ -50,6 +50,12 @@ def test_top_k_comes_before_top_p() -> None:
     assert draws(logits, top_k=2, top_p=0.73).tolist() == [1.0, 0.0, 0.0, 0.0]
 
 
+def test_top_k_tells_logits_apart_that_are_equal_beside_the_largest() -> None:
+    frequencies = draws(np.array([1.0, 1e-19, 0.0]), top_k=2)
+    assert frequencies[1] > 0.1
+    assert frequencies[2] == 0.0
+
+
 def test_top_k_keeps_ties_with_the_kth_largest() -> None:
     frequencies = draws(LOGITS, top_k=1)
     assert frequencies[[1, 3]].sum() == 1.0

@@ -90,14 +90,14 @@ def _rank_candidates(
     logits: NDArray[np.floating[Any]], temperature: float, top_p: float, top_k: int
 ) -> tuple[NDArray[np.intp], NDArray[np.float64]]:
     """Return the ids that may be drawn, likeliest first, with their unnormalised probabilities."""
+    token_ids = np.argsort(-logits, kind="stable")
+    logits = logits[token_ids]
+    # Ties are those of the logits: two that differ may be equal once the top one is subtracted.
+    if 0 < top_k < len(logits):
+        logits = logits[logits >= logits[top_k - 1]]
     # The top logit becomes 0 before the division, so that a tiny temperature can't overflow it.
     with np.errstate(over="ignore"):
-        scaled = (logits.astype(np.float64) - float(logits.max())) / temperature
-    token_ids = np.argsort(-scaled, kind="stable")
-    scaled = scaled[token_ids]
-    if 0 < top_k < len(scaled):
-        scaled = scaled[scaled >= scaled[top_k - 1]]
-    probabilities = np.exp(scaled)
+        probabilities = np.exp((logits.astype(np.float64) - float(logits[0])) / temperature)
     if top_p < 1:
         mass_before = np.cumsum(probabilities) - probabilities
         kept = max(1, int(np.count_nonzero(mass_before < top_p * probabilities.sum())))

@@ -136,9 +136,10 @@ def _connect(path: Path, locking: str, synchronous: str, wait_s: float) -> sqlit
 
 def _check_kind(connection: sqlite3.Connection, path: Path) -> None:
     try:
+        # First: another process may make the tables, and with them the two ids, at this moment.
+        is_empty = connection.execute("PRAGMA schema_version").fetchone()[0] == 0
         application = connection.execute("PRAGMA application_id").fetchone()[0]
         version = connection.execute("PRAGMA user_version").fetchone()[0]
-        is_empty = connection.execute("PRAGMA schema_version").fetchone()[0] == 0
     except sqlite3.DatabaseError as error:
         if primary_code(error) == sqlite3.SQLITE_NOTADB:
             raise ConfigurationError(
