@@ -48,9 +48,10 @@ def read_imports() -> dict[str, set[str]]:
     """Return the names that other packages and the tools import from each module of the kit."""
     found: dict[str, set[str]] = {}
     for file in (*REPOSITORY.glob("packages/*/src/**/*.py"), *REPOSITORY.glob("tools/**/*.py")):
-        if "evalution-enginekit" in file.parts:
+        text = file.read_text("utf-8")
+        if "evalution-enginekit" in file.parts or KIT not in text:
             continue
-        for node in ast.walk(ast.parse(file.read_text("utf-8"))):
+        for node in ast.walk(ast.parse(text)):
             if isinstance(node, ast.ImportFrom) and (node.module or "").startswith(KIT):
                 module = (node.module or "").removeprefix(KIT)
                 found.setdefault(module, set()).update(alias.name for alias in node.names)

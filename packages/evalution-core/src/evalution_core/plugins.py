@@ -18,7 +18,7 @@ from evalution_core.errors import ConfigurationError, EngineUnavailableError, Ev
 from evalution_core.redaction import find_secrets, redact_text
 
 if TYPE_CHECKING:
-    from importlib.metadata import EntryPoint
+    from importlib.metadata import Distribution, EntryPoint
 
 T = TypeVar("T")
 C = TypeVar("C", bound=type[Any])
@@ -59,16 +59,16 @@ def list_entry_points(group: str) -> list[EntryPoint]:
     `evalution`.
     """
     folders = tuple((folder, _last_change(folder)) for folder in sys.path)
-    return list(_read_entry_points(group, folders))
+    return [point for point in _read_entry_points(folders) if point.group == group]
 
 
 UNREADABLE = (OSError, ValueError, TypeError, LookupError, AttributeError)
 """Errors of `importlib.metadata` on damaged files, which no version of Python wraps."""
 
 
-@lru_cache
-def _read_entry_points(group: str, folders: tuple[tuple[str, int], ...]) -> list[EntryPoint]:
-    """Read them once, until packages come to the folders of `sys.path` or leave them."""
+@lru_cache(maxsize=8)
+def _read_entry_points(folders: tuple[tuple[str, int], ...]) -> list[EntryPoint]:
+    """Read all but scripts once, until packages come to `sys.path` or leave it."""
     from importlib.metadata import distributions  # noqa: PLC0415 - a fifth of core's import time
 
     # As Python's own `entry_points`, which fails as a whole: the first on the path hides others.
@@ -76,10 +76,17 @@ def _read_entry_points(group: str, folders: tuple[tuple[str, int], ...]) -> list
     points: list[EntryPoint] = []
     for name, one in first.items():
         try:
-            points += [p for p in one.entry_points.select(group=group) if one.metadata.json["name"]]
+            plugins = [p for p in one.entry_points if not p.group.endswith("_scripts")]
+            points += [point for point in plugins if _read_source(one)]
         except UNREADABLE as error:
             _warn_once(f"{name} in {one.locate_file('')}", f"{type(error).__name__}: {error}")
     return points
+
+
+@lru_cache(maxsize=None)
+def _read_source(one: Distribution | None) -> tuple[str | None, str | None]:
+    """Return name and version of a distribution; its properties would read the file each time."""
+    return (one.metadata.json["name"], one.version) if one is not None else (None, None)
 
 
 @lru_cache
@@ -174,8 +181,8 @@ class PluginRegistry(Generic[T]):
         """Return every plugin that is installed, built in or registered, by name; imports none."""
         found = {
             *(
-                PluginEntry(p.name, p.value, d and d.name, d and d.version, self)
-                for p, d in ((point, point.dist) for point in list_entry_points(self.group))
+                PluginEntry(point.name, point.value, *_read_source(point.dist), self)
+                for point in list_entry_points(self.group)
             ),
             *self._built_in,
             *self._registered.values(),

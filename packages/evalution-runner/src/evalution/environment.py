@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import inspect
 import json
 import os
 import platform
@@ -11,12 +12,7 @@ import subprocess
 import sys
 from collections.abc import Iterable, Mapping
 from functools import cache
-from importlib.metadata import (
-    PackageNotFoundError,
-    distribution,
-    packages_distributions,
-    version,
-)
+from importlib.metadata import PackageNotFoundError, distribution, distributions, version
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 from urllib.parse import urlsplit
@@ -127,16 +123,25 @@ def read_software_versions(engine_distribution: str | None) -> dict[str, Any]:
     if engine_distribution is not None:
         roots.add(engine_distribution)
     names = {_normalize_name(name): name for name in _NUMERIC if name in sys.modules}
-    names |= _find_involved(frozenset(roots), tuple(sys.path))
+    path = tuple(sys.path)
+    names |= _find_involved(frozenset(roots), path)
     commits: dict[str, Any] = {}
     for name in sorted(names.values(), key=str.casefold):
-        try:
-            found[name] = version(name)
-        except PackageNotFoundError:
+        if (installed := _find_version(name, path)) is None:
             continue
+        found[name] = installed
         if (commit := find_commit(name)) is not None:
             commits[name] = dict(commit)
     return found | ({"git": commits} if commits else {})
+
+
+@cache
+def _find_version(name: str, path: tuple[str, ...]) -> str | None:
+    """Return the version of a distribution on `path`, which is `sys.path`; None where it isn't."""
+    try:
+        return version(name)
+    except PackageNotFoundError:
+        return None
 
 
 @cache
@@ -361,9 +366,15 @@ def find_origin(engine: BaseEngine) -> tuple[str, str | None, str | None]:
     for entry in available():
         if entry.value == value:
             return entry.name, entry.distribution, entry.version
-    package = kind.__module__.partition(".")[0]
+    package, _, rest = kind.__module__.partition(".")
+    try:
+        file = Path(inspect.getfile(kind))
+    except (OSError, TypeError):  # a class of an interactive session
+        return value, None, None
+    depth = len(rest.split(".")) if rest else 0
+    folder = file.parents[depth + (file.name == "__init__.py")]
     # An editable install lists no files; its package is then found by its own name.
-    for name in (*_find_owners(tuple(sys.path)).get(package, ()), package):
+    for name in (*_find_owners(package, folder), package):
         try:
             found = distribution(name)
         except PackageNotFoundError:
@@ -373,12 +384,16 @@ def find_origin(engine: BaseEngine) -> tuple[str, str | None, str | None]:
 
 
 @cache
-def _find_owners(path: tuple[str, ...]) -> Mapping[str, list[str]]:
-    """Return the distributions of each package on `path`, which is `sys.path`.
+def _find_owners(package: str, folder: Path) -> list[str]:
+    """Return the distributions in `folder` that list files of the top-level `package` there.
 
     None are known where the files of any distribution are damaged.
     """
     try:
-        return packages_distributions()
+        return [
+            found.name
+            for found in distributions(path=[str(folder)])
+            if any(file.parts[0] in {package, f"{package}.py"} for file in found.files or ())
+        ]
     except UNREADABLE:
-        return {}
+        return []
