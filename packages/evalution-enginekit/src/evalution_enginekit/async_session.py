@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import threading
 from collections.abc import AsyncGenerator, Callable, Iterable, Sequence
 from contextlib import aclosing
@@ -157,12 +158,17 @@ class AsyncSession:
         left = len(requests)
         loop = asyncio.get_running_loop()
 
+        def call_later(seconds: float) -> asyncio.TimerHandle:
+            # At few points in time: the timers of all that wait then take one turn of the loop.
+            turn = math.ceil((loop.time() + seconds) / _SLOT_WAIT_S)
+            return loop.call_at(turn * _SLOT_WAIT_S, make_room, 2 * seconds)
+
         def make_room(waited: float) -> None:
             nonlocal timer
-            channel.make_room(call)
-            timer = loop.call_later(waited, make_room, 2 * waited)
+            if channel.make_room(call):
+                timer = call_later(waited)
 
-        timer = loop.call_later(_SLOT_WAIT_S, make_room, _SLOT_WAIT_S)
+        timer = call_later(_SLOT_WAIT_S)
         try:
             while left:
                 index, event = await call.read()

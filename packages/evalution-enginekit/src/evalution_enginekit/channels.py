@@ -202,24 +202,27 @@ class Channel:
             call.in_flight.clear()
         self.abort(dropped)
 
-    def make_room(self, call: Call) -> None:
+    def make_room(self, call: Call) -> bool:
         """Free a slot for a call that waits behind far longer ones, if it can be done unnoticed.
 
         The youngest request of another caller that costs eight times as much, of which no text has
         come, begins again later, at most once; so do those that the stream has yet to start.
+        Returns False once a request of the call runs, or where that isn't known.
         """
+        if self.slots is None:
+            return False
         with self.changed:
             running = {n: c for reader in self._readers for n, c in reader.running.items()}
             numbers = sorted(running)
-            if self.slots is None or len(numbers) <= self.slots:
-                return
             started, prepared = numbers[: self.slots], numbers[self.slots :]
             if not call.is_waiting(started):
-                return
+                return False
+            if not prepared:
+                return True
             cost = min(call.costs)
             longer = [n for n in started if running[n].may_restart(n, call.account, cost)]
             if not longer:
-                return
+                return True
             running[longer[-1]].restarted.add(running[longer[-1]].in_flight[longer[-1]])
             numbers = [longer[-1], *(n for n in prepared if running[n] is not call)]
             for number in numbers:
@@ -227,6 +230,7 @@ class Channel:
             dropped = self.drop(numbers)
             self.changed.notify_all()
         self.abort(dropped)
+        return True
 
     def drop(self, numbers: Sequence[int]) -> list[list[int]]:
         """Give up requests, under the lock; return those of each reader, for `abort`."""

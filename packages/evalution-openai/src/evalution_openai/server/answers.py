@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import secrets
 import time
 from abc import ABC, abstractmethod
 from collections.abc import AsyncGenerator, Callable, Iterable, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
-from itertools import count
 from typing import Any, ClassVar, Generic, Literal, NotRequired, TypeVar
 
 from typing_extensions import TypedDict
@@ -17,13 +15,9 @@ from evalution_core import GenerationOutput, GenerationRequest, TextDelta
 from evalution_openai.server.bodies import GenerationBody
 from evalution_openai.server.errors import make_unsupported
 from evalution_openai.server.serving import ID_SPELLING, ServedModel
-from evalution_openai.server.streaming import EventStream
+from evalution_openai.server.streaming import EventStream, make_id
 
 Finish = Literal["stop", "length"] | None
-
-_PROCESS = secrets.token_hex(8)
-_NUMBERS = count()
-"""Together they make the id of an answer."""
 
 
 class Usage(TypedDict):
@@ -206,7 +200,7 @@ class GenerationCall(ABC, Generic[B]):
     def _make_head(self, kind: str) -> dict[str, Any]:
         """Make the first fields of an answer and of every chunk of a stream."""
         return {
-            "id": f"{self.id_prefix}-{_PROCESS}{next(_NUMBERS):08x}",
+            "id": make_id(self.id_prefix),
             "object": kind,
             "created": int(time.time()),
             "model": self.served.name,

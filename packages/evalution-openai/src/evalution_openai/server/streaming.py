@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import re
+import secrets
 from collections.abc import AsyncGenerator, Iterable, Mapping
 from contextlib import aclosing
+from itertools import count
 from typing import TYPE_CHECKING, Any
-from uuid import uuid4
 
 from pydantic_core import to_json
 from starlette.requests import ClientDisconnect
@@ -30,6 +31,15 @@ _PART = 64 * 1024
 """Bytes of an answer that are sent at once."""
 
 
+_PROCESS = secrets.token_hex(8)
+_NUMBERS = count()
+
+
+def make_id(prefix: str) -> str:
+    """Make an id that no other answer has, of this process or of another."""
+    return f"{prefix}-{_PROCESS}{next(_NUMBERS):08x}"
+
+
 _HARMLESS_ID = re.compile(rb"[!-~]{1,200}")
 
 
@@ -45,7 +55,7 @@ class ResponseSender:
         self.status = 0
         given = dict(headers).get(b"x-request-id", b"")
         usable = _HARMLESS_ID.fullmatch(given)
-        self.request_id = given.decode() if usable else f"req-{uuid4().hex}"
+        self.request_id = given.decode() if usable else f"{make_id('req')}"
         self._send = send
         self._client = client
 
