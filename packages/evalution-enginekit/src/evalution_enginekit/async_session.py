@@ -41,6 +41,8 @@ _WINDOW = 64
 """Requests to score in one round."""
 _SLOT_WAIT_S = 0.02
 """Seconds that a call waits for a slot before a far longer one may have to give its own."""
+_TURN_S = 0.02
+"""The timers of all that wait for a slot end at multiples of it, in one turn of the event loop."""
 _LEAST_SHARED = 8
 """Slots from which one is kept for calls of one request."""
 _SCORING_READERS = 2
@@ -159,9 +161,8 @@ class AsyncSession:
         loop = asyncio.get_running_loop()
 
         def call_later(seconds: float) -> asyncio.TimerHandle:
-            # At few points in time: the timers of all that wait then take one turn of the loop.
-            turn = math.ceil((loop.time() + seconds) / _SLOT_WAIT_S)
-            return loop.call_at(turn * _SLOT_WAIT_S, make_room, 2 * seconds)
+            turn = math.ceil((loop.time() + seconds) / _TURN_S)
+            return loop.call_at(turn * _TURN_S, make_room, 2 * seconds)
 
         def make_room(waited: float) -> None:
             nonlocal timer
