@@ -73,3 +73,17 @@ def test_failed_stage_lets_the_others_run(capfd: pytest.CaptureFixture[str]) -> 
     printed = capfd.readouterr().out
     assert "broken, silent FAILED" in printed
     assert printed.endswith("\n6 passed, 2 failed, 4 skipped\n")
+
+
+def test_stage_beside_others_prints_in_one_piece_and_counts(
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    stages = ci.Stages()
+    prints = "print('first'); print('FAILED test_x'); print('1 passed, 1 failed in 1.0s')"
+    command = [sys.executable, "-c", f"{prints}; raise SystemExit(1)"]
+    assert not stages.run("beside", command, is_beside=True)
+    assert stages.close() == 1
+    printed = capfd.readouterr().out
+    assert "first\nFAILED test_x\n1 passed, 1 failed in 1.0s\nbeside: FAILED" in printed
+    assert "\nbeside:\nFAILED test_x\n" in printed
+    assert printed.endswith("\n1 passed, 1 failed, 0 skipped\n")

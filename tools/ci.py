@@ -62,6 +62,8 @@ GPU_REHEARSAL = [
 """Every stage of docs/gpu.md at tiny sizes, the bundle's assembly included."""
 FUZZ = ["nice", "-n", "5", "uv", "run", "tools/fuzz.py", "--seed", "1", "--seconds", "600"]
 """A minute of processor time for each parser, beside the stages, which come first."""
+PUBLISHED = ["uv", "run", "pytest", "-m", "wide", "-n", "0", "tests/test_published.py"]
+"""Not parallel: one index serves all of it. uv has compiled llama.cpp by then."""
 NO_VERSIONS = [
     "--ignore=packages/evalution-conformance/tests",
     "--ignore=packages/evalution-runner/tests/workers",
@@ -220,10 +222,26 @@ class Stages:
         self._lock = threading.Lock()
 
     def run(
-        self, name: str, command: Sequence[str], variables: Mapping[str, str] | None = None
+        self,
+        name: str,
+        command: Sequence[str],
+        variables: Mapping[str, str] | None = None,
+        *,
+        is_beside: bool = False,
     ) -> bool:
-        """Run one command and print what it prints; return whether it succeeded."""
-        print(f"\n+ {' '.join(command)}", flush=True)
+        """Run one command and return whether it succeeded.
+
+        What it prints is shown as it comes, or at its end if it runs beside others.
+        """
+        held: list[str] = []
+
+        def show(text: str) -> None:
+            if is_beside:
+                held.append(text)
+            else:
+                print(text, end="", flush=True)
+
+        show(f"\n+ {' '.join(command)}\n")
         start = time.monotonic()
         summary = ""
         findings: list[str] = []
@@ -239,23 +257,17 @@ class Stages:
         )
         with process:
             for line in process.stdout or ():
-                print(line, end="", flush=True)
+                show(line)
                 if FINDINGS.match(line):
                     findings.append(line)
                 if COUNTS.search(line) and re.search(r" in [\d.]+s", line):
                     summary = line
             status = process.wait()
+        print("".join(held), end="", flush=True)
         self.add(name, time.monotonic() - start, status == 0, summary)
         if status:
             self._findings += [f"\n{name}:\n", *findings[-FINDINGS_SHOWN:]]
         return status == 0
-
-    def run_beside(self, name: str, command: list[str]) -> None:
-        """Run one command while others run, and print what it printed at its end."""
-        start = time.monotonic()
-        status, printed = run_quietly(iter([command]))
-        print(f"\n{printed}", end="", flush=True)
-        self.add(name, time.monotonic() - start, status == 0)
 
     def add(self, name: str, seconds: float, passed: bool, summary: str = "") -> None:
         """Record the outcome of a stage; `summary` is the last line of a run of pytest."""
@@ -296,12 +308,12 @@ def run_all() -> int:
     stages = Stages()
     environments = read_environments()
     # The compilation of llama.cpp takes minutes and runs beside everything else; the other builds
-    # wait for the network more than for the processor, and follow one another. So do the fuzzing
-    # and the checks of types, which need one core while tests that start servers leave one idle.
+    # wait for the network more than for the processor, and follow one another. So do the stages
+    # that need one core, while tests that start servers leave one idle.
     with (
         ThreadPoolExecutor(1) as compiling,
         ThreadPoolExecutor(1) as building,
-        ThreadPoolExecutor(1) as typing,
+        ThreadPoolExecutor(1) as computing,
     ):
         builds = {
             name: (compiling if environment.system == ["g++"] else building).submit(
@@ -311,24 +323,28 @@ def run_all() -> int:
         }
         lowest = building.submit(run_quietly, lowest_commands())
         run_light(stages)
-        beside = [typing.submit(stages.run_beside, "fuzz", FUZZ)]
+        beside = [computing.submit(stages.run, "fuzz", FUZZ, is_beside=True)]
         for name, environment in environments.items():
             if is_built(stages, name, builds[name]):
-                beside.append(typing.submit(check_types, stages, environment))
+                beside.append(computing.submit(check_types, stages, environment))
                 stages.run(name, test_command(environment, []), required(environment))
                 if name == "torch":
                     python = str(environment.folder / "bin" / "python")
                     stages.run("tiny model", [python, "tools/train_tiny_model.py", "--check"])
                 if name == "lm-eval":
                     python = str(environment.folder / "bin" / "python")
-                    stages.run("stages of a GPU", [python, *GPU_REHEARSAL])
+                    rehearsal = [python, *GPU_REHEARSAL]
+                    beside.append(
+                        computing.submit(stages.run, "stages of a GPU", rehearsal, is_beside=True)
+                    )
+                if name == "gguf":  # it has compiled llama.cpp
+                    beside.append(
+                        computing.submit(stages.run, "published", PUBLISHED, is_beside=True)
+                    )
         stages.run("fidelity matrix", ["uv", "run", "tools/fidelity_matrix.py"])
         light = {"EVALUTION_REQUIRE": " ".join(light_members())}
         if is_built(stages, "lowest", lowest):
             stages.run("lowest", [".venv-lowest/bin/pytest", "packages", *NO_VERSIONS], light)
-        # Not parallel: one index serves all of it. uv has compiled llama.cpp by now.
-        published = ["uv", "run", "pytest", "-m", "wide", "-n", "0", "tests/test_published.py"]
-        stages.run("published", published)
         for stage in beside:
             stage.result()
     return stages.close()
@@ -382,7 +398,7 @@ def check_types(stages: Stages, environment: Environment) -> None:
     settings.write_text(pyright_settings(environment.name), encoding="utf-8")
     python = str(environment.folder / "bin" / "python")
     command = ["uv", "run", "pyright", "--project", settings.name, "--pythonpath", python]
-    stages.run_beside(f"{environment.name} types", command)
+    stages.run(f"{environment.name} types", command, is_beside=True)
 
 
 def main() -> int:
