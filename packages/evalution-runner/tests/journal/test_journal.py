@@ -4,8 +4,10 @@ import sqlite3
 import subprocess
 import sys
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from threading import Event, Thread
+from typing import Any
 
 import pytest
 
@@ -265,6 +267,28 @@ def test_processes_make_and_fill_one_cache_at_once(path: Path) -> None:
     assert [writer.wait() for writer in writers] == [0] * 4
     with Journal.open_shared(path) as journal:
         assert journal.count() == 800
+
+
+@pytest.mark.parametrize("moment", ["schema_version", "application_id"])
+def test_cache_that_another_process_makes_at_this_moment_is_taken(
+    path: Path, monkeypatch: pytest.MonkeyPatch, moment: str
+) -> None:
+    other: list[Journal] = []
+
+    class Raced(sqlite3.Connection):
+        def execute(self, sql: str, /, *values: Any) -> sqlite3.Cursor:
+            found = super().execute(sql, *values)
+            if sql == f"PRAGMA {moment}" and not other:
+                row = found.fetchone()
+                monkeypatch.undo()
+                other.append(Journal.open_shared(path))
+                return super().execute(f"SELECT {row[0]}")
+            return found
+
+    monkeypatch.setattr(sqlite3, "connect", partial(sqlite3.connect, factory=Raced))
+    with Journal.open_shared(path) as journal:
+        journal.record(b"key", "a", suite="s", row=0, position=0)
+    other[0].close()
 
 
 def test_deleting_removes_all_files(path: Path) -> None:
