@@ -367,12 +367,12 @@ def find_origin(engine: BaseEngine) -> tuple[str, str | None, str | None]:
         if entry.value == value:
             return entry.name, entry.distribution, entry.version
     package, _, rest = kind.__module__.partition(".")
+    depth = len(rest.split(".")) if rest else 0
     try:
         file = Path(inspect.getfile(kind))
-    except (OSError, TypeError):  # a class of an interactive session
+        folder = file.parents[depth + (file.name == "__init__.py")]
+    except (OSError, TypeError, IndexError):  # a class of an interactive session
         return value, None, None
-    depth = len(rest.split(".")) if rest else 0
-    folder = file.parents[depth + (file.name == "__init__.py")]
     # An editable install lists no files; its package is then found by its own name.
     for name in (*_find_owners(package, folder), package):
         try:

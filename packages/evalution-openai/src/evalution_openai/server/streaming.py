@@ -55,7 +55,7 @@ class ResponseSender:
         self.status = 0
         given = dict(headers).get(b"x-request-id", b"")
         usable = _HARMLESS_ID.fullmatch(given)
-        self.request_id = given.decode() if usable else f"{make_id('req')}"
+        self.request_id = given.decode() if usable else make_id("req")
         self._send = send
         self._client = client
 
