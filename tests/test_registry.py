@@ -11,6 +11,8 @@ from pathlib import Path
 import pytest
 import yaml
 
+from evalution_conformance.plugin import format_report
+
 ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT / "tools"))
 
@@ -53,6 +55,16 @@ def test_every_engine_of_this_repository_is_rated() -> None:
     }
     rated = {rated.folder.name for rated in registry.find_folders(ROOT)}
     assert engines - {"evalution-runner"} <= rated  # Replicas only wraps another engine
+
+
+@pytest.mark.parametrize("rated", registry.find_folders(ROOT), ids=lambda rated: rated.folder.name)
+def test_report_is_as_the_kit_writes_it(rated: registry.Rated) -> None:
+    if rated.report is None:
+        assert registry.rate(rated) is None
+        return
+    written = (rated.folder / registry.REPORT).read_text("utf-8")
+    assert written == format_report(rated.report) + "\n"
+    assert len(rated.report["engines"]) == 1, "the others would be rated by nothing"
 
 
 @pytest.mark.parametrize(

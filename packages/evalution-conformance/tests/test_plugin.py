@@ -10,7 +10,7 @@ from importlib.metadata import version
 import pytest
 from packaging.version import Version
 
-from evalution_conformance import EngineConformance, Gap, StructuralConformance
+from evalution_conformance import EngineConformance, Gap, StructuralConformance, plugin
 from evalution_conformance.suite import WARNED, find_checks, find_declaration_problem, get_group
 from evalution_core import Model
 from mutants.toy import Toy
@@ -164,6 +164,12 @@ def test_report_names_each_outcome(pytester: pytest.Pytester) -> None:
     written = (pytester.path / "report" / "acme.json").read_text("utf-8")
     assert "hidden" not in written
     report = json.loads(written)
+    lines = [
+        json.loads(line.strip().removesuffix(","))
+        for line in written.splitlines()
+        if '"group"' in line
+    ]
+    assert lines == report["engines"][0]["checks"]
     assert report["schema_version"] == 1
     assert set(report["versions"]) == {
         "python",
@@ -254,6 +260,32 @@ def test_report_names_the_distribution_and_the_chosen_checks(
     assert engine["compared_with"] is None
     assert engine["distribution"] == "evalution-enginekit"
     assert engine["chosen"] == ["test_identity_is_json_safe_and_stable"]
+
+
+def test_report_names_another_build_of_a_required_distribution(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    owners = {"acme_runtime": ["pytest"], "numpy": ["pytest"]}
+    monkeypatch.setattr(plugin, "packages_distributions", lambda: owners)
+    required = ["acme-runtime>=2 ; sys_platform == 'linux'", "acme-other", "numpy[all]"]
+    expected = {"pytest": version("pytest"), "numpy": version("numpy")}
+    assert plugin.list_installed(required) == expected
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        ({"a": [1, 2]}, '{\n  "a": [\n    1,\n    2\n  ]\n}'),
+        ({"a": {"b": {"c": {}}}}, '{\n  "a": {\n    "b": {\n      "c": {}\n    }\n  }\n}'),
+        (
+            [[[[{"é": [None]}]]]],
+            '[\n  [\n    [\n      [\n        {"\\u00e9": [null]}\n      ]\n    ]\n  ]\n]',
+        ),
+        ("x", '"x"'),
+    ],
+)
+def test_report_has_a_line_for_each_entry_of_its_outer_levels(value: object, text: str) -> None:
+    assert plugin.format_report(value) == text
 
 
 def test_only_the_chosen_groups_and_checks_are_collected(pytester: pytest.Pytester) -> None:

