@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import re
+import shutil
+import subprocess
+import sys
 import tomllib
 from pathlib import Path
 from typing import Any
@@ -12,6 +16,10 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 ROOT = Path(__file__).parents[1]
+sys.path.insert(0, str(ROOT / "tools"))
+
+import pin_changes  # noqa: E402
+
 LIGHT = [
     ROOT / "packages" / f"evalution{name}" / "pyproject.toml"
     for name in ("-conformance", "-core", "-enginekit", "-reference", "-runner")
@@ -56,6 +64,76 @@ def test_requirement_file_has_what_the_light_members_need(source: Path) -> None:
 def test_environment_is_described_in_the_readme(source: Path) -> None:
     table = (source.parent / "README.md").read_text(encoding="utf-8")
     assert f"| `{source.stem}` |" in table
+
+
+OLD = """\
+# written by tools/envs/compile
+acme==1.0 \\
+    --hash=sha256:aa \\
+    --hash=sha256:bb
+gone==3 ; sys_platform == 'linux' \\
+    --hash=sha256:cc
+kept==5 \\
+    --hash=sha256:dd
+rehashed==7 \\
+    --hash=sha256:ee
+"""
+NEW = """\
+acme==1.1 \\
+    --hash=sha256:ff
+kept==5 \\
+    --hash=sha256:dd
+new-one==2 \\
+    --hash=sha256:11
+rehashed==7 \\
+    --hash=sha256:ee \\
+    --hash=sha256:22
+"""
+TABLE = """\
+| package | old | new | environments |
+|---|---|---|---|
+| acme | 1.0 | 1.1 | first, second |
+| gone | 3 | – | first, second |
+| new-one | – | 2 | first, second |
+| rehashed | 7 | the same, other archives | first, second |
+"""
+UV = """\
+#!/bin/sh
+if [ "$1" = run ]; then shift 2; exec "$PYTHON" "$@"; fi
+while [ "$1" != --output-file ]; do shift; done
+cat "$NEW" > "$2"
+"""
+"""Stands for uv: it runs a script, and compiles each file to the same."""
+
+
+def test_refreshed_pins_are_shown_as_a_table(tmp_path: Path) -> None:
+    envs = tmp_path / "tools" / "envs"
+    envs.mkdir(parents=True)
+    shutil.copy(ROOT / "tools" / "envs" / "compile", envs)
+    shutil.copy(ROOT / "tools" / "pin_changes.py", envs.parent)
+    for name in ("first", "second"):
+        (envs / f"{name}.in").touch()
+        (envs / f"{name}.txt").write_text(OLD, encoding="utf-8")
+    (tmp_path / "new").write_text(NEW, encoding="utf-8")
+    uv = tmp_path / "bin" / "uv"
+    uv.parent.mkdir()
+    uv.write_text(UV, encoding="utf-8")
+    uv.chmod(0o755)
+    path = f"{uv.parent}{os.pathsep}{os.environ['PATH']}"
+    variables = {**os.environ, "PATH": path, "PYTHON": sys.executable, "NEW": str(tmp_path / "new")}
+    command = [envs / "compile"]
+    for expected in (TABLE, "No pin changed.\n"):
+        done = subprocess.run(command, env=variables, capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stderr
+        assert done.stdout == expected
+
+
+def test_all_pins_are_compared() -> None:
+    for source in INPUTS:
+        file = source.with_suffix(".txt")
+        pins = pin_changes.read_pins(file)
+        assert len(pins) == len(requirement_lines(file))
+        assert sum(len(hashes) for _, hashes in pins.values()) == file.read_text().count("--hash=")
 
 
 @pytest.fixture

@@ -358,7 +358,8 @@ def run_light(stages: Stages) -> None:
     stages.run("light", ["uv", "run", "pytest"], light)
     stages.run("check", ["uv", "run", "tools/check.py"])
     stages.run("faults", ["uv", "run", "pytest", "-m", "faults", "tests/faults"], light)
-    stages.run("workflows", ["uvx", f"zizmor=={ZIZMOR}", "--offline", "--quiet", ".github"])
+    zizmor = ["uvx", f"zizmor=={ZIZMOR}", "--offline", "--quiet", "--persona=auditor", ".github"]
+    stages.run("workflows", zizmor)
     site = ["uv", "run", "--only-group", "docs", "tools/docs_site.py"]
     pages = ("first_commands", "git_install", "recording", "release", "standalone_wheels")
     shown = [f"tests/test_{page}.py" for page in pages]
