@@ -153,8 +153,11 @@ def find_cpu_line(member: str) -> list[str]:
     return [word.strip('"') for word in chosen.split()]
 
 
-def run_example(place: Place, member: str) -> None:
-    (place.folder / "run.yaml").write_text(find_example(member), encoding="utf-8")
+def run_example(place: Place, member: str, model: str = "builtin:tiny") -> None:
+    """Run the README's spec, on this model where it names one that isn't there."""
+    spec = find_example(member).replace("owner/name-4bit", model)
+    assert f"model: {model}" in spec
+    (place.folder / "run.yaml").write_text(spec, encoding="utf-8")
     place.run("evalution", "run", "run.yaml", "--output", "out")
     results = json.loads((place.folder / "out" / "results.json").read_text(encoding="utf-8"))
     (suite,) = results["suites"]
@@ -190,6 +193,31 @@ def test_engine_on_torch_is_installed_by_its_line_for_a_cpu(
     table[f"{member}, its line for a CPU"] = place.size()
     assert not [name for name in place.list_packages() if name.startswith("nvidia-")]
     run_example(place, member)
+
+
+QUANTIZE = """
+import json
+from pathlib import Path
+from gptqmodel import GPTQModel, QuantizeConfig
+
+tiny = Path({path!r})
+rows = (tiny / "rows" / "prose.jsonl").read_text("utf-8").splitlines()
+# The default of pack_impl compiles C++ first.
+how = {{"bits": 4, "group_size": 32, "pack_impl": "original", "offload_to_disk": False}}
+made = GPTQModel.load(str(tiny), QuantizeConfig(**how, device="cpu"))
+made.quantize([json.loads(row)["text"] for row in rows], batch_size=4)
+made.save("quantized")
+"""
+
+
+def test_gptqmodel_is_installed_by_its_line_for_a_cpu(place: Place, table: dict[str, str]) -> None:
+    place.install(*find_cpu_line("evalution-gptqmodel"), "evalution-reference")
+    table["evalution-gptqmodel, its line for a CPU"] = place.size()
+    assert not [name for name in place.list_packages() if name.startswith("nvidia-")]
+    (place.folder / "quantize.py").write_text(QUANTIZE.format(path=str(TINY)), encoding="utf-8")
+    # On two cores it gives itself one worker, and asks it for two.
+    place.run("python", "quantize.py", variables={"GPTQMODEL_CPU_WORKERS": "2"})
+    run_example(place, "evalution-gptqmodel", "quantized")
 
 
 @pytest.mark.parametrize("member", BY_GPU)
