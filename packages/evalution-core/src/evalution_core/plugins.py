@@ -9,7 +9,7 @@ import os
 import sys
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
-from functools import lru_cache
+from functools import cache, lru_cache
 from importlib import import_module
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
@@ -83,7 +83,7 @@ def _read_entry_points(folders: tuple[tuple[str, int], ...]) -> list[EntryPoint]
     return points
 
 
-@lru_cache(maxsize=None)
+@cache
 def _read_source(one: Distribution | None) -> tuple[str | None, str | None]:
     """Return name and version of a distribution; its properties would read the file each time."""
     return (one.metadata.json["name"], one.version) if one is not None else (None, None)
