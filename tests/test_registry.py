@@ -95,6 +95,23 @@ def test_exemption_needs_a_reason(rated: registry.Rated) -> None:
     assert problem.startswith("accelerator is {'exempt': ''}, and has to be 'todo' or exempt")
 
 
+def test_engine_without_a_report_says_why(rated: registry.Rated) -> None:
+    (rated.folder / registry.SCALE).write_text(
+        yaml.safe_dump({**rated.scale, "unrated": "it was run on a fake alone"}), encoding="utf-8"
+    )
+    both = registry.Rated(rated.folder)
+    assert list(registry.find_problems(both)) == [
+        "either there is a conformance.json, or `unrated` says why there is none"
+    ]
+    (rated.folder / registry.REPORT).unlink()
+    alone = registry.Rated(rated.folder)
+    assert not any("unrated" in line for line in registry.find_problems(alone))
+    (row,) = list(registry.make_rows([registry.describe(alone)]))[2:]
+    assert "no report: it was run on a fake alone" in row
+    (rated.folder / registry.SCALE).write_text(yaml.safe_dump(rated.scale), encoding="utf-8")
+    assert any("unrated" in line for line in registry.find_problems(registry.Rated(rated.folder)))
+
+
 def test_rating_ends_before_the_first_open_rule(rated: registry.Rated) -> None:
     assert registry.rate(state(rated, accelerator="todo")) == "gold"
     assert registry.rate(state(rated, compared="todo")) == "bronze"

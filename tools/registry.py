@@ -147,6 +147,8 @@ def find_problems(rated: Rated) -> Iterator[str]:
                 yield f"{rule} is {status!r}, and has to be {expected!r} or exempt: {meaning}"
     if rated.report is not None and "date" not in rated.report:
         yield f"{REPORT} has no date; write it with evalution-conformance 0.1 or newer"
+    if bool(rated.scale.get("unrated")) is (rated.report is not None):
+        yield f"either there is a {REPORT}, or `unrated` says why there is none"
 
 
 def rate(rated: Rated) -> str | None:
@@ -171,7 +173,7 @@ def describe(rated: Rated) -> dict[str, Any]:
         "rating": rate(rated),
     }
     if rated.report is None:
-        return {**entry, "report": None}
+        return {**entry, "report": None, "unrated": rated.scale["unrated"]}
     written = date.fromisoformat(rated.report["date"])
     return {
         **entry,
@@ -196,7 +198,7 @@ def make_rows(entries: list[dict[str, Any]]) -> Iterator[str]:
         package = f"[{entry['distribution']}]({entry['source']})"
         start = f"| `{entry['engine']}` | {package} | {entry['rating'] or '–'} |"
         if (report := entry["report"]) is None:
-            yield f"{start} no report yet | | | |"
+            yield f"{start} no report: {entry['unrated']} | | | |"
             continue
         ran = report["runtime"] or "a stand-in for the runtime"
         where = f"{ran}, {report['dtype']} on {report['device'] or 'its server'}"

@@ -200,7 +200,7 @@ def _list_available(*, as_json: bool) -> None:
         report: dict[str, Any] = entry["report"] or {}
         until = str(report.get("expires", ""))
         shown = f"{until} (expired)" if until and until < today else until
-        runtime = "no report yet" if not report else report["runtime"] or "a stand-in"
+        runtime = "no report" if not report else report["runtime"] or "a stand-in"
         table.add_row(
             entry["engine"], entry["distribution"], entry["rating"] or "–", runtime, shown
         )
