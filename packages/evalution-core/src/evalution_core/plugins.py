@@ -86,7 +86,7 @@ def _read_entry_points(folders: tuple[tuple[str, int], ...]) -> list[EntryPoint]
 @cache
 def _read_source(one: Distribution | None) -> tuple[str | None, str | None]:
     """Return name and version of a distribution; its properties would read the file each time."""
-    return (one.metadata.json["name"], one.version) if one is not None else (None, None)
+    return (str(one.metadata.json["name"]), one.version) if one is not None else (None, None)
 
 
 @lru_cache
