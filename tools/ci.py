@@ -24,6 +24,7 @@ import tomllib
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 from members import (
     Environment,
@@ -323,7 +324,9 @@ def run_all() -> int:
         }
         lowest = building.submit(run_quietly, lowest_commands())
         run_light(stages)
-        beside = [computing.submit(stages.run, "fuzz", FUZZ, is_beside=True)]
+        beside: list[Future[Any]] = [
+            computing.submit(stages.run, "fuzz", FUZZ, is_beside=True),
+        ]
         for name, environment in environments.items():
             if is_built(stages, name, builds[name]):
                 beside.append(computing.submit(check_types, stages, environment))
