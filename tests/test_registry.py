@@ -112,6 +112,12 @@ def test_engine_without_a_report_says_why(rated: registry.Rated) -> None:
     assert any("unrated" in line for line in registry.find_problems(registry.Rated(rated.folder)))
 
 
+def test_row_leaves_out_what_a_server_does_not_say(rated: registry.Rated) -> None:
+    entry = registry.describe(change_report(rated, dtype=None, execution={}))
+    (row,) = list(registry.make_rows([entry]))[2:]
+    assert "| ctranslate2 4.8.5, on its server |" in row
+
+
 def test_rating_ends_before_the_first_open_rule(rated: registry.Rated) -> None:
     assert registry.rate(state(rated, accelerator="todo")) == "gold"
     assert registry.rate(state(rated, compared="todo")) == "bronze"

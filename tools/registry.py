@@ -201,7 +201,8 @@ def make_rows(entries: list[dict[str, Any]]) -> Iterator[str]:
             yield f"{start} no report: {entry['unrated']} | | | |"
             continue
         ran = report["runtime"] or "a stand-in for the runtime"
-        where = f"{ran}, {report['dtype']} on {report['device'] or 'its server'}"
+        dtype = f"{report['dtype']} " if report["dtype"] else ""  # a server may not say it
+        where = f"{ran}, {dtype}on {report['device'] or 'its server'}"
         counts = f"{report['passed']}, {report['refused']}, {report['gap']}"
         yield f"{start} {where} | {counts} | {report['by']} | {report['expires']} |"
 
