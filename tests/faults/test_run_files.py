@@ -9,15 +9,12 @@ import json
 import random
 from collections import Counter
 from collections.abc import Iterator
-from functools import cache
-from importlib.metadata import packages_distributions
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 import evalution
-import evalution.environment
 import evalution.journal.store
 import evalution.runs.suite_run
 from evalution import Generation, MultipleChoice, Perplexity
@@ -92,8 +89,6 @@ def commits_without_a_clock(monkeypatch: pytest.MonkeyPatch) -> None:
     """Everything is committed at once: the operations of a run are always the same."""
     monkeypatch.setattr(evalution.runs.suite_run, "_REPORT_S", 0.0)
     monkeypatch.setattr(evalution.journal.store, "_COMMIT_S", 3600.0)
-    scan = packages_distributions.__name__
-    monkeypatch.setattr(evalution.environment, scan, cache(packages_distributions))
 
 
 @pytest.fixture

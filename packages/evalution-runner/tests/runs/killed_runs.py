@@ -17,13 +17,10 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import cache
-from importlib.metadata import packages_distributions
 from pathlib import Path
 from typing import Any
 
 import evalution
-import evalution.environment
 import evalution.journal.store
 import evalution.runs.store
 import evalution.runs.suite_run
@@ -188,8 +185,6 @@ def work(job: dict[str, Any]) -> None:
 
 def warm_up() -> None:
     """Do once what every run does, so that the forks find it done."""
-    scan = packages_distributions.__name__
-    setattr(evalution.environment, scan, cache(packages_distributions))
     evalution.run(engine=Watched(), model="m", tests=suites())
 
 
