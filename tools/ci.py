@@ -340,14 +340,11 @@ def run_all() -> int:
                     beside.append(
                         computing.submit(stages.run, "stages of a GPU", rehearsal, is_beside=True)
                     )
-                if name == "gguf":  # it has compiled llama.cpp
-                    beside.append(
-                        computing.submit(stages.run, "published", PUBLISHED, is_beside=True)
-                    )
         stages.run("fidelity matrix", ["uv", "run", "tools/fidelity_matrix.py"])
         light = {"EVALUTION_REQUIRE": " ".join(light_members())}
         if is_built(stages, "lowest", lowest):
             stages.run("lowest", [".venv-lowest/bin/pytest", "packages", *NO_VERSIONS], light)
+        stages.run("published", PUBLISHED)
         for stage in beside:
             stage.result()
     return stages.close()
