@@ -287,8 +287,10 @@ def test_cache_that_another_process_makes_at_this_moment_is_taken(
 
     monkeypatch.setattr(sqlite3, "connect", partial(sqlite3.connect, factory=Raced))
     with Journal.open_shared(path) as journal:
-        journal.record(b"key", "a", suite="s", row=0, position=0)
-    other[0].close()
+        record(journal, KEY, "a")
+        journal.flush()
+        with other[0] as reader:
+            assert reader.find(KEY) == "a"
 
 
 def test_deleting_removes_all_files(path: Path) -> None:
