@@ -29,6 +29,7 @@ from evalution_core import (
     LoglikelihoodRequest,
     Model,
     RequestFailure,
+    RequestStream,
     RollingLoglikelihoodOutput,
     RollingLoglikelihoodRequest,
     secret,
@@ -289,14 +290,15 @@ class ToyHooks(KitSession[Any, Any]):
 
     def _change_outputs(
         self,
-        results: Iterator[tuple[K, GenerationOutput | RequestFailure]],
+        results: RequestStream[K, GenerationOutput | RequestFailure],
         known: dict[K, GenerationRequest],
     ) -> Iterator[tuple[K, GenerationOutput | RequestFailure]]:
-        for key, result in results:
-            if isinstance(result, GenerationOutput):
-                yield key, self.change_output(known.pop(key), result)
-            else:
-                yield key, result
+        with results:
+            for key, result in results:
+                if isinstance(result, GenerationOutput):
+                    yield key, self.change_output(known.pop(key), result)
+                else:
+                    yield key, result
 
 
 class ToySession(ToyHooks, TokenSession):
