@@ -28,10 +28,9 @@ def test_result_or_error_of_a_check_is_passed_on() -> None:
 def test_hanging_check_is_abandoned() -> None:
     with pytest.raises(StuckError, match=r"didn't end within 0\.05 seconds") as caught:
         run_watched(hangs, timeout=0.05)
-    # Checks that other tests abandoned may hang beside it.
+    # Calls that other tests abandoned may hang beside it, on threads of other names.
     stacks = [note for note in caught.value.__notes__ if "in hangs" in note]
-    assert stacks, "the hanging call is shown"
-    assert all(stack.startswith("Thread 'conformance check' is at\n") for stack in stacks)
+    assert any(stack.startswith("Thread 'conformance check' is at\n") for stack in stacks)
 
 
 def test_session_is_built_on_the_waiting_thread() -> None:
