@@ -30,7 +30,7 @@ from evalution_core import (
     SessionInfo,
     TextDelta,
 )
-from evalution_enginekit import async_session
+from evalution_enginekit import async_session, channels
 from evalution_enginekit.async_session import AsyncSession
 from evalution_enginekit.fair_queue import current_caller
 from evalution_enginekit.mock import MOCK_CAPABILITIES, MockSession
@@ -402,7 +402,7 @@ def test_cancelled_task_frees_its_slot_and_the_others_get_answers(chance: Random
     leaving = {number: chance.randrange(40) for number in chance.sample(range(60), 25)}
 
     with MockSession("a", 512, 4) as session, pytest.MonkeyPatch.context() as patch:
-        patch.setattr(async_session, "_SLOT_WAIT_S", 0.001)  # many give up their slots
+        patch.setattr(channels, "_SLOT_WAIT_S", 0.001)  # many give up their slots
         front = AsyncSession(session)
 
         async def work() -> list[Any]:
@@ -623,7 +623,7 @@ class SlowSession(MockSession):
 def test_long_request_gives_its_slot_to_a_short_one_unless_its_text_has_come(
     monkeypatch: pytest.MonkeyPatch, is_streamed: bool
 ) -> None:
-    monkeypatch.setattr(async_session, "_SLOT_WAIT_S", 0.0)
+    monkeypatch.setattr(channels, "_SLOT_WAIT_S", 0.0)
     long, short = [asked(number, 400) for number in range(3)], asked(3, 3)
 
     with SlowSession() as session:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import math
 import threading
 from collections.abc import AsyncGenerator, Callable, Iterable, Sequence
 from contextlib import aclosing
@@ -39,10 +38,6 @@ _GATHERING_S = 0.02
 """Seconds that a round of a session without continuous batching stays open after a request."""
 _WINDOW = 64
 """Requests to score in one round."""
-_SLOT_WAIT_S = 0.02
-"""Seconds that a call waits for a slot before a far longer one may have to give its own."""
-_TURN_S = 0.02
-"""The timers of all that wait for a slot end at multiples of it, in one turn of the event loop."""
 _LEAST_SHARED = 8
 """Slots from which one is kept for calls of one request."""
 _SCORING_READERS = 2
@@ -108,7 +103,20 @@ class AsyncSession:
         Raises:
             EvalutionError: the session refused the request, failed, or was closed meanwhile.
         """
-        return _check_output((await self.answer([request]))[0])
+        return (await self.complete([request]))[0]
+
+    async def complete(self, requests: Sequence[GenerationRequest]) -> list[GenerationOutput]:
+        """Return the outputs of one caller's requests, in their order.
+
+        Raises:
+            EvalutionError: as `generate`, over one of the requests; the others are given up.
+        """
+        outputs: dict[int, Any] = {}
+        with self._submit(requests) as call:
+            while len(outputs) < len(requests):
+                index, event = await call.read()
+                outputs[index] = _check_output(event)
+        return [outputs[index] for index in range(len(requests))]
 
     async def score(self, request: LoglikelihoodRequest) -> LoglikelihoodOutput:
         """Return the score of one continuation; raises as `generate`."""
@@ -138,8 +146,10 @@ class AsyncSession:
         Raises:
             EvalutionError: the session failed, or was closed meanwhile.
         """
-        async with aclosing(self.events(requests)) as events:
-            results: dict[int, Any] = {index: event async for index, event in events}
+        results: dict[int, Any] = {}
+        with self._submit(requests) as call:
+            while len(results) < len(requests):
+                index, results[index] = await call.read()
         return [results[index] for index in range(len(requests))]
 
     async def events(
@@ -154,31 +164,12 @@ class AsyncSession:
         Raises:
             EvalutionError: the session failed, or was closed meanwhile.
         """
-        if not requests:
-            return
-        call, channel = self._submit(requests, deltas=deltas and self._streams_text)
         left = len(requests)
-        loop = asyncio.get_running_loop()
-
-        def call_later(seconds: float) -> asyncio.TimerHandle:
-            turn = math.ceil((loop.time() + seconds) / _TURN_S)
-            return loop.call_at(turn * _TURN_S, make_room, 2 * seconds)
-
-        def make_room(waited: float) -> None:
-            nonlocal timer
-            if channel.make_room(call):
-                timer = call_later(waited)
-
-        timer = call_later(_SLOT_WAIT_S)
-        try:
+        with self._submit(requests, deltas=deltas and self._streams_text) as call:
             while left:
                 index, event = await call.read()
-                timer.cancel()
                 left -= not isinstance(event, TextDelta)
                 yield index, event
-        finally:
-            timer.cancel()
-            channel.leave(call)
 
     def close(self) -> None:
         """Give up all requests: their tasks, and later ones, get `SessionClosedError`."""
@@ -188,7 +179,10 @@ class AsyncSession:
         for channel in channels:
             channel.close()
 
-    def _submit(self, requests: Sequence[Request], *, deltas: bool) -> tuple[Call, Channel]:
+    def _submit(self, requests: Sequence[Request], *, deltas: bool = False) -> Call:
+        """Begin a call, whose requests are given up at the end of a `with` on it."""
+        if not requests:
+            return Call([], self._find_outbox())
         kind = find_kind(requests[0])
         if kind is None:
             raise InvalidRequestError(f"expected a request, got {requests[0]!r}")
@@ -202,9 +196,11 @@ class AsyncSession:
             if key not in self._channels:
                 self._channels[key] = self._make_channel(kind, deltas, is_single=is_single)
             channel = self._channels[key]
-            call = Call(requests, self._find_outbox(), current_caller.get(), costs)
+            outbox = self._find_outbox()
+        call = Call(requests, outbox, current_caller.get(), costs)
         channel.join(call)
-        return call, channel
+        outbox.watch(channel)
+        return call
 
     def _find_outbox(self) -> Outbox:
         loop = asyncio.get_running_loop()

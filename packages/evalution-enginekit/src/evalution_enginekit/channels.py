@@ -6,7 +6,7 @@ import asyncio
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from itertools import count
 from typing import Any
@@ -26,6 +26,8 @@ Event = TextDelta | Output | RequestFailure
 _ROUND_S = 0.2
 """Seconds that a round stays open at most, or a steady flow would keep it from starting.
 """
+_SLOT_WAIT_S = 0.02
+"""Seconds that a call waits for a slot before a far longer one may have to give its own."""
 _LONGER = 8
 """Times that a request costs more than the one that takes its slot."""
 _CLOSE_WAIT_S = 10.0
@@ -39,8 +41,10 @@ class Call:
     the channel. `to_go` are the indices that wait for their turn, `in_flight` those in the session
     by their numbers there, `begun` those of which text has come, `restarted` those that gave their
     slot to a shorter one. They belong to the channel; the events belong to the caller's event loop.
+    At the end of a `with`, the channel gives up what is not finished.
     """
 
+    channel: Channel | None = None
     account: Account | None = None
 
     def __init__(
@@ -53,7 +57,10 @@ class Call:
         self.requests = requests
         self.caller: Caller = (self,) if caller is None else caller
         self.costs = costs or [1.0] * len(requests)
+        self.least_cost = min(self.costs, default=0.0)
         self.since = time.perf_counter()
+        self._patience = _SLOT_WAIT_S
+        self._due = self.since + self._patience
         self.to_go = deque(range(len(requests)))
         self.in_flight: dict[int, int] = {}
         self.begun: set[int] = set()
@@ -85,20 +92,36 @@ class Call:
             raise event
         return event
 
+    def __enter__(self) -> Call:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        if self.channel is not None:
+            self.channel.leave(self)
+
     def rank(self) -> tuple[float, ...]:
         """Return the place of the next request among those of other calls; the least is next."""
         assert self.account is not None
         return self.account.rank(self.costs[self.to_go[0]])
 
-    def is_waiting(self, started: Iterable[int]) -> bool:
-        """Report whether it has requests to go, and none among the `started` numbers."""
-        return bool(self.to_go or self.in_flight) and self.in_flight.keys().isdisjoint(started)
+    def is_due(self, now: float) -> bool:
+        """Report whether it waited long enough for a slot; if so, it then waits twice as long."""
+        if now < self._due:
+            return False
+        self._patience *= 2
+        self._due = now + self._patience
+        return True
 
-    def may_restart(self, number: int, by: Account | None, cost: float) -> bool:
-        """Report whether a running request may give its slot to one of `cost` tokens of `by`."""
+    def find_cost(self, number: int) -> float:
+        """Return the cost of a request in the session."""
+        return self.costs[self.in_flight[number]]
+
+    def may_restart(self, number: int, by: Call) -> bool:
+        """Report whether a running request may give its slot to the cheapest of another call."""
         index = self.in_flight[number]
         is_fresh = index not in self.begun and index not in self.restarted
-        return is_fresh and self.account is not by and self.costs[index] >= _LONGER * cost
+        is_longer = self.costs[index] >= _LONGER * by.least_cost
+        return is_longer and is_fresh and self.account is not by.account
 
     def charge(self, index: int) -> None:
         """Count a request that the session takes."""
@@ -117,10 +140,14 @@ class Call:
 
 
 class Outbox:
-    """Events for the tasks of one event loop: all that wait are delivered in one turn of it."""
+    """Events for the tasks of one event loop: all that wait are delivered in one turn of it.
+
+    It also has the channels look, all in one turn, for calls that wait for a slot.
+    """
 
     def __init__(self, loop: asyncio.AbstractEventLoop):
         self._loop = loop
+        self._watched: set[Channel] = set()
         self._events: deque[tuple[Call, tuple[int, Event] | BaseException]] = deque()
         self._is_scheduled = False
 
@@ -136,6 +163,17 @@ class Outbox:
         while self._events:
             call, event = self._events.popleft()
             call.put(event)
+
+    def watch(self, channel: Channel) -> None:
+        """Have a channel make room for its calls as long as any waits; on the event loop."""
+        if not self._watched:
+            self._loop.call_later(_SLOT_WAIT_S, self._make_room)
+        self._watched.add(channel)
+
+    def _make_room(self) -> None:
+        self._watched = {channel for channel in self._watched if channel.make_room()}
+        if self._watched:
+            self._loop.call_later(_SLOT_WAIT_S, self._make_room)
 
 
 class Channel:
@@ -183,6 +221,7 @@ class Channel:
             if self.is_closed:
                 call.fail(SessionClosedError("the asynchronous session was closed meanwhile"))
                 return
+            call.channel = self
             call.account = self.accounts.open(call.caller)
             self.callers.append(call)
             self.changed.notify()
@@ -202,12 +241,12 @@ class Channel:
             call.in_flight.clear()
         self.abort(dropped)
 
-    def make_room(self, call: Call) -> bool:
-        """Free a slot for a call that waits behind far longer ones, if it can be done unnoticed.
+    def make_room(self) -> bool:
+        """Free slots for calls that wait behind far longer ones, where it can be done unnoticed.
 
-        The youngest request of another caller that costs eight times as much, of which no text has
-        come, begins again later, at most once; so do those that the stream has yet to start.
-        Returns False once a request of the call runs, or where that isn't known.
+        For each call that is due, the youngest request of another caller that costs eight times as
+        much, of which no text has come, begins again later, at most once; so do those that the
+        stream has yet to start. Returns True while a call waits; False where that isn't known.
         """
         if self.slots is None:
             return False
@@ -215,16 +254,15 @@ class Channel:
             running = {n: c for reader in self._readers for n, c in reader.running.items()}
             numbers = sorted(running)
             started, prepared = numbers[: self.slots], numbers[self.slots :]
-            if not call.is_waiting(started):
-                return False
-            if not prepared:
-                return True
-            cost = min(call.costs)
-            longer = [n for n in started if running[n].may_restart(n, call.account, cost)]
-            if not longer:
-                return True
-            running[longer[-1]].restarted.add(running[longer[-1]].in_flight[longer[-1]])
-            numbers = [longer[-1], *(n for n in prepared if running[n] is not call)]
+            waiting = {*self.callers, *(running[number] for number in prepared)}
+            waiting -= {running[number] for number in started}
+            given = _find_slots(waiting, running, started) if prepared else {}
+            if not given:
+                return bool(waiting)
+            for number in given:
+                running[number].restarted.add(running[number].in_flight[number])
+            helped = set(given.values())
+            numbers = [*given, *(number for number in prepared if running[number] not in helped)]
             for number in numbers:
                 self.put_back(running[number], [number])
             dropped = self.drop(numbers)
@@ -279,6 +317,21 @@ class Channel:
         call.to_go.extendleft(sorted(indices, reverse=True))
         if call.to_go and call not in self.callers:
             self.callers.insert(0, call)
+
+
+def _find_slots(
+    waiting: Iterable[Call], running: Mapping[int, Call], started: Sequence[int]
+) -> dict[int, Call]:
+    """Choose running requests to begin again later, each with the call that gets its slot."""
+    now, given = time.perf_counter(), dict[int, Call]()
+    longest = max((running[number].find_cost(number) for number in started), default=0.0)
+    for call in sorted(waiting, key=lambda call: (call.least_cost, call.since)):
+        if longest < _LONGER * call.least_cost:
+            break
+        if call.is_due(now):
+            longer = [n for n in started if n not in given and running[n].may_restart(n, call)]
+            given.update(dict.fromkeys(longer[-1:], call))
+    return given
 
 
 class _Reader:

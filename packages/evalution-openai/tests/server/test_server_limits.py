@@ -11,6 +11,7 @@ import httpx
 import pytest
 
 from evalution_core import BaseInferenceSession, GenerationRequest, Model
+from evalution_enginekit.async_session import AsyncSession
 from evalution_enginekit.mock import Mock
 
 
@@ -182,15 +183,14 @@ def test_prefixes_of_a_long_prompt_are_scored_a_few_at_a_time(
     serving: Any, mock_without_rows: BaseInferenceSession, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from evalution_openai.server import completions
-    from evalution_openai.server.serving import ServedModel
 
-    generate, sizes = ServedModel.generate, list[int]()
+    complete, sizes = AsyncSession.complete, list[int]()
 
-    async def watched(self: Any, requests: Sequence[GenerationRequest]) -> Any:
+    async def watched(self: AsyncSession, requests: Sequence[GenerationRequest]) -> Any:
         sizes.append(len(requests))
-        return await generate(self, requests)
+        return await complete(self, requests)
 
-    monkeypatch.setattr(ServedModel, "generate", watched)
+    monkeypatch.setattr(AsyncSession, "complete", watched)
     body = {"prompt": [65, 66, 67, 68, 69, 70], "echo": True, "logprobs": 3, "max_tokens": 1}
     client = serving(session=mock_without_rows)
     whole = client.post("/v1/completions", json=body).json()["choices"]

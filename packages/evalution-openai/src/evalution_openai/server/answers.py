@@ -173,7 +173,7 @@ class GenerationCall(ABC, Generic[B]):
         }
 
     async def generate(self) -> list[GenerationOutput]:
-        return await self.served.generate(self.requests)
+        return await self.served.calls.complete(self.requests)
 
     async def _chunks(self) -> AsyncGenerator[dict[str, Any]]:
         head = self._make_head(self.chunk_kind)

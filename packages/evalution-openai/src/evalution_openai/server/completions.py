@@ -120,7 +120,7 @@ async def _find_likeliest(
             )
             for length in lengths[begin : begin + _PREFIXES]
         ]
-        for output in await served.generate(requests):
+        for output in await served.calls.complete(requests):
             (entry,) = read_entries(output)
             tops.append(dict(entry.top or {}))
     return tops[::-1]

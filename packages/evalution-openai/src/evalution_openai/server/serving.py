@@ -322,12 +322,6 @@ class ServedModel:
             self.validation.check_generation(request)
             self.check_length(sum(count_prompt(request)))
 
-    async def generate(self, requests: Sequence[GenerationRequest]) -> list[GenerationOutput]:
-        """Return the outputs in the order of the requests; raises like `events`."""
-        async with aclosing(self.events(requests)) as events:
-            outputs = {i: event async for i, event in events if isinstance(event, GenerationOutput)}
-        return [outputs[index] for index in range(len(requests))]
-
     async def events(
         self, requests: Sequence[GenerationRequest], *, deltas: bool = False
     ) -> AsyncGenerator[tuple[int, TextDelta | GenerationOutput]]:
