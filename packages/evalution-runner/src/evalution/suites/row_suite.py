@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, fields, replace
 from hashlib import blake2b
 from itertools import islice
+from math import isfinite
 from random import Random
 from typing import Annotated, Any, TypeVar
 
@@ -239,8 +240,9 @@ _LONGEST_GROUP = 100
 
 def _read_group(row: Row, column: str) -> str:
     found = row[column]
-    is_name = isinstance(found, str | int | float) and not isinstance(found, bool)
-    if not is_name or not (name := str(found)).strip() or name in ("nan", "inf", "-inf"):
+    is_number = type(found) is int or (isinstance(found, float) and isfinite(found))
+    name = str(found) if is_number or isinstance(found, str) else ""
+    if not name.strip():
         raise ConfigurationError(
             f"{row.place}: the option group names column {column!r}, which holds {found!r:.80}; a "
             "group is a text or a number; fill it in for every row, name another column, or leave "
