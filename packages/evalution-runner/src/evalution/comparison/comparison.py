@@ -329,7 +329,7 @@ def _compare_suite(name: str, sides: _Sides, *, with_texts: bool) -> SuiteCompar
     rows = pair_samples(*columns, same_prompts=_OF_THE_ROWS.issuperset(options))
     options |= find_option_differences(left.provenance, right.provenance)
     same_rows = rows.are_all if all(columns) else left.n == right.n
-    groups, grouped_by = find_groups(rows, columns)
+    groups, grouped_by = _find_groups(rows, columns)
     found = SuiteComparison(name, options, rows, [], grouped_by=grouped_by)
     for metric in dict.fromkeys([*left.metrics, *right.metrics]):
         before, after = left.metrics.get(metric), right.metrics.get(metric)
@@ -361,17 +361,18 @@ _Columns = tuple[SampleColumns, SampleColumns]
 _Values = tuple[Sequence[float], Sequence[float]]
 
 
-def find_groups(rows: Pairing, columns: _Columns) -> tuple[Sequence[int] | None, Grouping | None]:
+def _find_groups(rows: Pairing, columns: _Columns) -> tuple[Sequence[int] | None, Grouping | None]:
     """Return the group of each paired row, and the sides that have groups.
 
     A group may have another name on each side, if it is of the same rows.
     """
-    left = [columns[0].groups[place] for place in rows.left]
-    right = [columns[1].groups[place] for place in rows.right]
-    if not any(right):
-        return (left, "left") if any(left) else (None, None)
-    if not any(left):
-        return right, "right"
+    left, right = (
+        [side.groups[place] for place in places] if any(side.groups) else None
+        for side, places in zip(columns, (rows.left, rows.right), strict=True)
+    )
+    if left is None or right is None:
+        found = right if left is None else left
+        return found, None if found is None else "left" if right is None else "right"
     is_same = len({*zip(left, right, strict=True)}) == len({*left}) == len({*right})
     return (left, "both") if is_same else (None, "neither")
 
