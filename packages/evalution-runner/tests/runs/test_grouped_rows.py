@@ -139,8 +139,8 @@ def test_suite_without_a_group_declares_and_records_what_it_always_did() -> None
 
 def test_group_changes_no_score_and_no_request() -> None:
     runs = [
-        evalution.run(engine=Mock(), model="m", tests=[make_sums(**options)])
-        for options in ({}, {"group": "text"})
+        evalution.run(engine=Mock(), model="m", tests=[make_sums(group=group)])
+        for group in (None, "text")
     ]
     one, other = (run["sums"] for run in runs)
     assert one.metrics["exact_match"].value == other.metrics["exact_match"].value

@@ -250,6 +250,7 @@ def _read_loss(
     obstacle: str | None,
     rule: SuitePolicy,
 ) -> _Loss:
+    """Return the loss with its interval, and the rows or groups that both answered."""
     test = None if metric is None else metric.test
     if metric is None or test is None or test.difference is None:
         return _Loss(suite, name, margin, None, None, 0, 0.0, obstacle, rule.advisory)
