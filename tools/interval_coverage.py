@@ -1,19 +1,23 @@
-"""Print how often the intervals of `evalution.fidelity.statistics` contain the truth.
+"""Print how often intervals of clustered figures contain the truth.
 
-`uv run tools/interval_coverage.py` simulates 2,000 corpora of each kind; the table is that of
-docs/decisions/0021-intervals-of-a-divergence.md.
+`uv run tools/interval_coverage.py` simulates 2,000 corpora of each kind and measures the intervals
+of `evalution.fidelity.statistics`; the table is that of
+docs/decisions/0021-intervals-of-a-divergence.md. With `--of groups` it is that of
+docs/decisions/0029-rows-that-belong-together.md: scores and differences of rows in groups.
 """
 
 from __future__ import annotations
 
 import argparse
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cache
+from typing import TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
+from evalution.comparison.significance import clustered_t_test, mcnemar
 from evalution.fidelity.divergence import FIGURES, Figures
 from evalution.fidelity.result import Estimate
 from evalution.fidelity.statistics import (
@@ -22,6 +26,7 @@ from evalution.fidelity.statistics import (
     estimate_contrast,
     estimate_mean,
 )
+from evalution.scoring.metrics import Mean, Measure, WeightedPerplexity
 
 CORPORA = 2_000
 NAMES = ("kl", "contrast", "same_top")
@@ -107,13 +112,120 @@ def contains(estimate: Estimate, truth: float) -> bool:
     return estimate.low <= truth <= estimate.high
 
 
-def format_table(corpora: int, sizes: Iterable[int]) -> Iterable[str]:
-    sizes = tuple(sizes)
-    yield f"| corpora | figure | {' | '.join(f'{size} documents' for size in sizes)} |"
+@dataclass(frozen=True)
+class GroupedKind:
+    """Rows in groups of log-normal sizes, whose logit of being right has a part of the group's.
+
+    `between` is the deviation of that part; in `linked` corpora larger groups are harder.
+    """
+
+    name: str
+    median: float = 5.0
+    spread: float = 0.0
+    logit: float = 0.5
+    between: float = 1.5
+    linked: float = 0.0
+
+
+GROUPED_KINDS = (
+    GroupedKind("independent rows", between=0.0),
+    GroupedKind("equal sizes"),
+    GroupedKind("unequal sizes", spread=0.8),
+    GroupedKind("larger groups are harder", spread=0.8, linked=-0.5),
+    GroupedKind("rows of a group are alike", between=20.0),
+    GroupedKind("nearly all right", spread=0.8, logit=4.5),
+)
+GROUPED_NAMES = (
+    "accuracy",
+    "perplexity",
+    "difference",
+    "lower end of the difference",
+    "accuracy, rows as independent",
+    "lower end, rows as independent",
+)
+_SHIFT, _CHANGE = -0.3, 0.5
+"""Of the other side's logit: the mean, and the deviation between groups."""
+
+Interval = tuple[float, float] | None
+
+
+def draw_groups(
+    draw: np.random.Generator, kind: GroupedKind, count: int
+) -> tuple[NDArray[np.int64], NDArray[np.float64], NDArray[np.float64]]:
+    """Return the sizes of groups, and the probability of a right row on either side."""
+    sizes = kind.median * np.exp(kind.spread * draw.normal(size=count))
+    sizes = np.clip(sizes.round(), 1, 200).astype(np.int64)
+    logits = kind.logit + kind.between * draw.normal(size=count)
+    logits += kind.linked * np.log(sizes / kind.median)
+    other = logits + _SHIFT + _CHANGE * (kind.between > 0) * draw.normal(size=count)
+    return sizes, 1 / (1 + np.exp(-logits)), 1 / (1 + np.exp(-other))
+
+
+@cache
+def compute_grouped_truth(kind: GroupedKind) -> tuple[float, ...]:
+    """Return the figures over all groups that could be drawn."""
+    sizes, left, right = draw_groups(np.random.default_rng(0), kind, 2_000_000)
+    share, other = ((sizes * side).sum() / sizes.sum() for side in (left, right))
+    difference = float(other - share)
+    accuracy, perplexity = float(share), float(np.exp(2 - share))
+    return accuracy, perplexity, difference, difference, accuracy, difference
+
+
+def make_intervals(
+    draw: np.random.Generator, kind: GroupedKind, count: int
+) -> tuple[Interval, ...]:
+    """Return the interval of each figure for one corpus, which all figures are of."""
+    sizes, *sides = draw_groups(draw, kind, count)
+    groups: list[int] = np.repeat(np.arange(count), sizes).tolist()
+    chance = draw.random(len(groups))
+    left, right = ((chance < np.repeat(side, sizes)).astype(np.float64).tolist() for side in sides)
+    words = draw.integers(5, 40, len(groups))
+    logprobs = words * (np.array(left) - 2 + 0.3 * draw.normal(size=len(groups)))
+    rows = [Measure(value) for value in left]
+    texts = [*map(Measure, logprobs.tolist(), words.tolist())]
+    difference = clustered_t_test(left, right, groups, higher_is_better=True).interval
+    return (
+        Mean().estimate(rows, groups).interval,
+        WeightedPerplexity().estimate(texts, groups).interval,
+        difference,
+        open_end(difference),
+        Mean().estimate(rows).interval,
+        open_end(mcnemar(left, right, higher_is_better=True).interval),
+    )
+
+
+def open_end(interval: Interval) -> Interval:
+    """Return what the gate asks of a loss: the lower end alone, which holds 97.5 %."""
+    return interval and (interval[0], np.inf)
+
+
+def measure_grouped_coverage(kind: GroupedKind, count: int, corpora: int) -> NDArray[np.float64]:
+    """Return for each figure the share of corpora whose interval contains the truth."""
+    draw, truths = np.random.default_rng(count), compute_grouped_truth(kind)
+    held = np.zeros(len(GROUPED_NAMES))
+    for _ in range(corpora):
+        found = zip(make_intervals(draw, kind, count), truths, strict=True)
+        held += [ends is not None and ends[0] <= truth <= ends[1] for ends, truth in found]
+    return held / corpora
+
+
+K = TypeVar("K", Kind, GroupedKind)
+Measurement = Callable[[K, int, int], NDArray[np.float64]]
+
+
+def format_table(
+    kinds: Sequence[K],
+    names: Sequence[str],
+    measure: Measurement[K],
+    corpora: int,
+    head: str,
+    sizes: Sequence[int],
+) -> Iterable[str]:
+    yield f"| corpora | figure | {' | '.join(f'{size} {head}' for size in sizes)} |"
     yield f"|---|---|{'---|' * len(sizes)}"
-    for kind in KINDS:
-        rows = zip(*(measure_coverage(kind, size, corpora) for size in sizes), strict=True)
-        for figure, shares in zip(NAMES, rows, strict=True):
+    for kind in kinds:
+        rows = zip(*(measure(kind, size, corpora) for size in sizes), strict=True)
+        for figure, shares in zip(names, rows, strict=True):
             cells = " | ".join(f"{100 * share:.1f} %" for share in shares)
             yield f"| {kind.name} | {figure} | {cells} |"
 
@@ -121,9 +233,16 @@ def format_table(corpora: int, sizes: Iterable[int]) -> Iterable[str]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--corpora", type=int, default=CORPORA)
-    parser.add_argument("--documents", type=int, nargs="+", default=[10, 20, 50, 200])
+    parser.add_argument("--of", choices=("documents", "groups"), default="documents")
+    parser.add_argument("--sizes", type=int, nargs="+", default=[10, 20, 50, 200])
     options = parser.parse_args()
-    for line in format_table(options.corpora, options.documents):
+    asked = options.corpora, options.of, options.sizes
+    lines = (
+        format_table(GROUPED_KINDS, GROUPED_NAMES, measure_grouped_coverage, *asked)
+        if options.of == "groups"
+        else format_table(KINDS, NAMES, measure_coverage, *asked)
+    )
+    for line in lines:
         print(line, flush=True)
 
 

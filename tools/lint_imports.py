@@ -51,6 +51,7 @@ RUNNER_MODULES = (
     "evalution.runs.reader",
     "evalution.samples",
     "evalution.samples_file",
+    "evalution.scoring.intervals",
     "evalution.scoring.metrics",
     "evalution.suites",
     "evalution.suites.suite",

@@ -21,7 +21,7 @@ from urllib.request import urlopen
 from evalution import MetricResult, RunResult, SampleResult, SuiteResult
 from evalution.results import to_json
 from evalution.samples_file import SAMPLES, SamplesFile
-from evalution.scoring.metrics import wilson_interval
+from evalution.scoring.intervals import wilson_interval
 
 SUITE = "questions"
 CHOICES = ("red", "green", "yellow", "blue")

@@ -12,7 +12,8 @@ from itertools import accumulate
 from typing import Any
 
 from evalution.results import MetricResult
-from evalution.scoring.metrics import Mean, Measure, Score, normal_interval
+from evalution.scoring.intervals import normal_interval
+from evalution.scoring.metrics import Mean, Measure, Score
 from evalution_lm_eval.documents import ItemKey, Items
 from evalution_lm_eval.loading import LoadedTask, LoadedTasks
 from evalution_lm_eval.upstream import Aggregation, Group, upstream_metrics
@@ -170,7 +171,7 @@ class TaskAccumulator:
         self._shown: dict[int, float] = {}
         self._sum = 0.0
 
-    def record(self, index: int, score: Score) -> Mapping[str, float]:
+    def record(self, index: int, score: Score, group: str | None = None) -> Mapping[str, float]:
         assert isinstance(score, Items)
         loaded = self._find_task(index)
         shown: dict[str, float] = {}
@@ -184,7 +185,10 @@ class TaskAccumulator:
         return shown
 
     def fail(
-        self, index: int, measures: Mapping[str, Measure] | None = None
+        self,
+        index: int,
+        measures: Mapping[str, Measure] | None = None,
+        group: str | None = None,
     ) -> Mapping[str, float]:
         loaded = self._find_task(index)
         shown = {name: 0.0 for key in list_zeroed(loaded) for name in self._list_names(loaded, key)}

@@ -77,7 +77,8 @@ class MetricResult:
 
     `interval` contains the value with 95 % confidence: for a share of right rows it is Wilson's,
     which has a width even where all are right; for others, 1.96 standard errors on either side.
-    `n` leaves out failed samples for a metric without a natural zero (a perplexity).
+    `n` leaves out failed samples for a metric without a natural zero (a perplexity). `groups`
+    counts the groups of rows that `stderr` and `interval` are of; None where rows are independent.
     """
 
     value: float | None
@@ -85,9 +86,12 @@ class MetricResult:
     higher_is_better: bool
     n: StrictInt
     interval: tuple[float, float] | None = None
+    groups: StrictInt | None = None
 
     def to_dict(self) -> dict[str, Any]:
         shown: dict[str, Any] = {name: getattr(self, name) for name in self.__slots__}
+        if self.groups is None:
+            del shown["groups"]
         shown["interval"] = self.interval and list(self.interval)
         if self.value is not None and not math.isfinite(self.value):
             shown["note"] = f"the value is {self.value}"

@@ -44,9 +44,9 @@ class SampleColumns:
     """Samples of one suite as columns, in the order in which they were given, without texts.
 
     `rows` holds the rows' numbers; `offsets` where their lines begin, -1 without a file; `failed`
-    is 1 where there is an error; `prompts` and `targets` hold hashes, and 0 where there is none;
-    `metrics` has a value each, NaN where the sample has none and infinity where it is not finite
-    (null in JSON).
+    is 1 where there is an error; `prompts`, `targets` and `groups` hold hashes, and 0 where there
+    is none; `metrics` has a value each, NaN where the sample has none and infinity where it is not
+    finite (null in JSON).
     """
 
     rows: array[int] = field(default_factory=_make_integers)
@@ -55,6 +55,7 @@ class SampleColumns:
     targets: array[int] = field(default_factory=_make_integers)
     failed: array[int] = field(default_factory=lambda: array("B"))
     metrics: dict[str, array[float]] = field(default_factory=dict[str, "array[float]"])
+    groups: array[int] = field(default_factory=_make_integers)
 
     def __len__(self) -> int:
         return len(self.rows)
@@ -71,6 +72,7 @@ class SampleColumns:
         self.failed.append(sample.error is not None)
         self.prompts.append(_digest(sample.prompt))
         self.targets.append(_digest(sample.target))
+        self.groups.append(_digest(sample.group))
 
     def order(self) -> SampleColumns:
         """Return them in the order of the rows; of several of one row, the last."""
@@ -84,6 +86,7 @@ class SampleColumns:
             _take(self.targets, places),
             _take(self.failed, places),
             {name: _take(values, places) for name, values in self.metrics.items()},
+            _take(self.groups, places),
         )
 
 
@@ -162,6 +165,7 @@ class SampleIndex:
             "prompts": columns.prompts,
             "targets": columns.targets,
             "failed": columns.failed,
+            **({"groups": columns.groups} if any(columns.groups) else {}),
         }
         numbers = [(name, label, column.typecode, column) for label, column in held.items()]
         metrics = [(name, _encode(metric), "d", data) for metric, data in columns.metrics.items()]
@@ -227,8 +231,9 @@ class SampleIndex:
                     column: array[Any] = array(str(kind))
                     column.frombytes(data)
                     (metrics if is_metric else held)[label] = column
+            held.setdefault("groups", array("q", bytes(8 * len(held["rows"]))))
             return SampleColumns(**held, metrics=metrics)
-        except (sqlite3.Error, OSError, ValueError, TypeError) as error:
+        except (sqlite3.Error, OSError, ValueError, TypeError, KeyError) as error:
             raise KeyError(suite) from error
 
     def _has_lines(self, lines: SuiteLines) -> bool:

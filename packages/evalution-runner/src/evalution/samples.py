@@ -24,6 +24,7 @@ TokenLogprob = Sequence[Any]
 class SampleResult:
     """One sample, as a line of `samples.jsonl`; the same fields for every suite.
 
+    `group` is the same for rows that belong together, None where a suite has no groups.
     `metrics` holds the sample's own value of each metric, `tokens` what the engine counted
     (`prompt`, `completion`, `scored`, `truncated`; what it doesn't report is left out). With an
     `error`, there was no answer to score. `token_logprobs`, which only a run with `record_tokens`
@@ -40,12 +41,14 @@ class SampleResult:
     metrics: Mapping[str, float] = field(default_factory=_empty)
     tokens: Mapping[str, int] = field(default_factory=_empty)
     error: str | None = None
+    group: str | None = None
     token_logprobs: Sequence[Sequence[TokenLogprob] | None] | None = None
 
     def to_dict(self) -> dict[str, Any]:
         found = {name: getattr(self, name) for name in self.__slots__}
-        if self.token_logprobs is None:
-            del found["token_logprobs"]
+        for name in ("group", "token_logprobs"):
+            if found[name] is None:
+                del found[name]
         return found
 
 
@@ -121,8 +124,8 @@ def _find_problem(sample: SampleResult) -> str | None:
     prompt = sample.prompt
     if not (is_text(prompt) or (isinstance(prompt, list) and all(map(_is_object, prompt)))):
         return "prompt is a text or a list of messages"
-    if not all(map(is_text, (sample.target, sample.prediction, sample.error))):
-        return "target, prediction and error are texts"
+    if not all(map(is_text, (sample.target, sample.prediction, sample.error, sample.group))):
+        return "target, prediction, error and group are texts"
     if not all(map(_is_object, (sample.extracted, sample.metrics, sample.tokens))):
         return "extracted, metrics and tokens are objects"
     if not all(map(is_number, (*sample.metrics.values(), *sample.tokens.values()))):

@@ -101,7 +101,7 @@ def make_result_table(result: RunResult, *, width: int = _WIDTH) -> Table:
         table.add_column(name, justify="right", no_wrap=True)
     for suite in result.suites:
         for position, (name, metric) in enumerate(suite.metrics.items()):
-            cells = _make_cells(suite, metric)
+            cells = _make_cells(suite, metric, width)
             names = [suite.name if position == 0 else "", _format_metric(name, metric)]
             table.add_row(*names, *(cells[column] for column in shown))
         table.add_section()
@@ -152,12 +152,15 @@ def _format_metric(name: str, metric: MetricResult) -> str:
     return f"{name} {'↑' if metric.higher_is_better else '↓'}"
 
 
-def _make_cells(suite: SuiteResult, metric: MetricResult) -> dict[str, str]:
+def _make_cells(suite: SuiteResult, metric: MetricResult, width: int) -> dict[str, str]:
+    groups = metric.groups if width >= _WIDE else None
     return {
         "value": format_number(metric.value),
         "stderr": f"± {format_number(metric.stderr)}" if metric.stderr else "",
         _INTERVAL: format_interval(metric.interval),
-        "n": str(metric.n),
+        "n": str(metric.n)
+        if groups is None
+        else f"{metric.n} in {groups} group{'' if groups == 1 else 's'}",
         "failed": str(suite.failed),
         "cut": "–" if suite.truncated is None else str(suite.truncated),
     }

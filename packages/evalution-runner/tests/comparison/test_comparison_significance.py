@@ -15,9 +15,8 @@ from evalution.comparison.significance import (
     mcnemar,
     paired_t_test,
     sign_test,
-    two_sided_p,
-    two_sided_quantile,
 )
+from evalution.scoring.intervals import two_sided_p, two_sided_quantile
 
 counts = st.integers(0, 300)
 numbers = st.floats(-100, 100, allow_subnormal=False)

@@ -9,7 +9,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from evalution.comparison.significance import two_sided_quantile
 from evalution.fidelity.divergence import FIGURES, Figures
 from evalution.fidelity.statistics import (
     bin_by_entropy,
@@ -20,6 +19,7 @@ from evalution.fidelity.statistics import (
     make_histogram,
     summarize,
 )
+from evalution.scoring.intervals import two_sided_quantile
 
 
 def make_figures(kl: list[float], **fields: list[float] | list[bool]) -> Figures:

@@ -13,7 +13,7 @@ from evalution import MetricResult, RunResult, SampleResult, SuiteResult
 from evalution.parity import Tolerance, check_parity, write_parity
 from evalution.report import write_report
 from evalution.runs.preflight import EngineAndModel
-from evalution.scoring.metrics import wilson_interval
+from evalution.scoring.intervals import wilson_interval
 from evalution.yaml_spec.run_spec import load_spec
 
 

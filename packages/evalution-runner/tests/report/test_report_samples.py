@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from evalution.comparison.comparison import is_binary
+from evalution.comparison.significance import is_binary
 from evalution.report import samples as payload_module
 from evalution.report.documents import make_documents
 from evalution.report.samples import order_rows

@@ -52,14 +52,20 @@ def panel(scripted_session: Any) -> Any:
 
 @pytest.fixture
 def run(scripted: Any) -> Any:
-    def call(model: Panel, graded_by: Panel, output: Path | None = None, **options: Any) -> Any:
+    def call(
+        model: Panel,
+        graded_by: Panel,
+        output: Path | None = None,
+        group: str | None = None,
+        **options: Any,
+    ) -> Any:
         made = Judge(
             engine=scripted(graded_by.session),
             model=Model("judge"),
             apply_chat_template=False,
             **{"rubric": RUBRIC, **options},
         )
-        suite = Generation(data=ROWS, prompt="q", target="a", judge=made)
+        suite = Generation(data=ROWS, prompt="q", target="a", judge=made, group=group)
         return evalution.run(
             engine=scripted(model.session), model="m", tests=[suite], output=output
         )
@@ -92,6 +98,13 @@ def test_grades_are_a_suite_of_their_own(run: Any, panel: Any, tmp_path: Path) -
     sample = grades.samples[5]
     assert (sample.prompt, sample.prediction, sample.metrics["judge"]) == ("row 5", "4", 0.0)
     assert sample.extracted == {"verdict": "INCORRECT", "reason": "VERDICT: INCORRECT"}
+
+
+def test_grades_have_the_groups_of_their_rows(run: Any, panel: Any) -> None:
+    grades = run(panel(answer_right), panel(reject_last), label="person", group="person")
+    found = grades["rows-judged"]
+    assert {metric.groups for metric in found.metrics.values()} == {2}
+    assert [sample.group for sample in found.samples] == [row["person"] for row in ROWS]
 
 
 @pytest.mark.parametrize(

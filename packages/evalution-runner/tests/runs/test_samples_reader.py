@@ -77,7 +77,10 @@ def test_place_of_a_line_is_that_of_its_sample(suite: str, index: int, text: str
         (b'{"suite": "s", "index": 1%s}\n' % (b"0" * 30), "a sample has a suite and a row"),
         (b'{"suite": "s", "index": 0, "prompt": 0}\n', "prompt is a text or a list of messages"),
         (b'{"suite": "s", "index": 0, "prompt": ["a"]}\n', "prompt is a text or a list"),
-        (b'{"suite": "s", "index": 0, "error": 5}\n', "target, prediction and error are texts"),
+        (
+            b'{"suite": "s", "index": 0, "error": 5}\n',
+            "target, prediction, error and group are texts",
+        ),
         (b'{"suite": "s", "index": 0, "tokens": []}\n', "extracted, metrics and tokens are obj"),
         (b'{"suite": "s", "index": 0, "metrics": {"a": "1"}}\n', "metrics and tokens hold numbers"),
         (

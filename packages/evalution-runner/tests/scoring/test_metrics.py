@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from evalution.scoring.intervals import Groups
 from evalution.scoring.metrics import (
     F1,
     BitsPerWeight,
@@ -130,7 +131,7 @@ def test_the_order_of_answers_changes_no_digit(
 
 def test_a_metric_is_given_the_measures_of_the_rows_that_count() -> None:
     class Median(Mean):
-        def estimate(self, measures: Sequence[Measure]) -> Estimate:
+        def estimate(self, measures: Sequence[Measure], groups: Groups = None) -> Estimate:
             assert list(measures[1:]) == [measures[1], measures[-1]] == list(measures)[1:]
             return Estimate(statistics.median(value for value, _ in measures), None)
 

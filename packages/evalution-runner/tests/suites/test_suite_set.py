@@ -39,11 +39,16 @@ class Longest:
     def __init__(self) -> None:
         self.lengths: dict[int, float] = {}
 
-    def record(self, index: int, score: Score) -> Mapping[str, float]:
+    def record(self, index: int, score: Score, group: str | None = None) -> Mapping[str, float]:
         self.lengths[index] = float(len(score.prediction or ""))
         return {"longest": self.lengths[index]}
 
-    def fail(self, index: int, measures: Mapping[str, Measure] | None = None) -> dict[str, float]:
+    def fail(
+        self,
+        index: int,
+        measures: Mapping[str, Measure] | None = None,
+        group: str | None = None,
+    ) -> dict[str, float]:
         self.lengths.pop(index, None)
         return {}
 

@@ -9,7 +9,7 @@ import pytest
 from evalution import MetricResult, RunResult, SampleResult, SuiteResult
 from evalution.results import to_json
 from evalution.samples_file import SAMPLES, SamplesFile
-from evalution.scoring.metrics import wilson_interval
+from evalution.scoring.intervals import wilson_interval
 
 Suites = Mapping[str, Sequence[SampleResult]]
 

@@ -75,6 +75,24 @@ def test_matrix_has_every_run_with_its_scores(client: TestClient) -> None:
     assert (newer["progress"]["done"], newer["progress"]["total"]) == (6, 13)
 
 
+def test_score_has_the_number_of_its_groups_and_one_of_a_running_suite_no_interval(
+    tmp_path: Path, run_folder: Callable[..., Path], answered: Answered
+) -> None:
+    samples = [answered(row, group=f"text {row // 2}") for row in range(4)]
+    folder = run_folder(tmp_path / "a", {"sums": samples})
+    document = json.loads((folder / "results.json").read_text())
+    document["suites"][0]["metrics"]["exact_match"]["groups"] = 2
+    (folder / "results.json").write_text(json.dumps(document))
+    later = [answered(row, suite="more", group=f"text {row // 2}") for row in range(4)]
+    run_folder(tmp_path / "b", {}, {"more": later})
+    app = ViewServer(RunCatalog([tmp_path]), Page()).make_app(PORT)
+    with TestClient(app, base_url=f"http://127.0.0.1:{PORT}") as client:
+        runs = {run["id"]: run["scores"] for run in read(client, "/api/runs")["runs"]}
+    assert runs["a"][0]["groups"] == 2
+    (partial,) = runs["b"]
+    assert (partial["is_partial"], partial["low"], partial["high"]) == (True, None, None)
+
+
 def test_details_hold_no_secret(client: TestClient) -> None:
     found = read(client, "/api/runs/sub/b")
     assert found.keys() == forms.RunDetailDocument.__annotations__.keys()

@@ -12,7 +12,7 @@ import typer
 
 from evalution.cli.errors import report_errors
 from evalution.cli.options import DebugOption, JsonOption
-from evalution.comparison.comparison import is_binary
+from evalution.comparison.significance import is_binary
 from evalution.progress import format_time
 from evalution.results import RunResult, SampleResult, SuiteResult, to_json
 from evalution.runs.progress_file import read_progress

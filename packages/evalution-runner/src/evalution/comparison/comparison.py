@@ -11,6 +11,8 @@ from typing import Any, Literal, cast
 
 from evalution.comparison.significance import (
     PairedTest,
+    clustered_t_test,
+    is_binary,
     is_rounding,
     mcnemar,
     paired_t_test,
@@ -51,8 +53,8 @@ def find_leaf_differences(left: Any, right: Any, at: str = "") -> Iterator[Diffe
         yield from find_leaf_differences(before.get(name), after.get(name), place)
 
 
-_OF_THE_ROWS = frozenset({"batch_size", "max_rows", "name", "order", "row_indices"})
-"""Options that choose or arrange rows and leave their prompts as they are."""
+_OF_THE_ROWS = frozenset({"batch_size", "group", "max_rows", "name", "order", "row_indices"})
+"""Options that choose, arrange or group rows and leave their prompts as they are."""
 
 
 @dataclass(slots=True)
@@ -134,6 +136,8 @@ def find_option_differences(
 SCHEMA_VERSION = 1
 
 Side = Literal["left", "right"]
+Grouping = Side | Literal["both", "neither"]
+"""The sides whose groups of rows count; neither where they contradict each other."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -204,7 +208,8 @@ class SuiteComparison:
     """A suite that both runs have.
 
     `options` are those that differ, as `[left, right]`, and what else decides its rows. `flips` are
-    of `flipped_by`, its first right-or-wrong metric.
+    of `flipped_by`, its first right-or-wrong metric. `grouped_by` is None where neither side has
+    groups of rows.
     """
 
     name: str
@@ -213,12 +218,14 @@ class SuiteComparison:
     metrics: list[MetricComparison]
     flipped_by: str | None = None
     flips: list[Flip] = field(default_factory=list[Flip])
+    grouped_by: Grouping | None = None
 
     def to_dict(self) -> dict[str, Any]:
         return {
             "name": self.name,
             "options": self.options,
             "rows": self.rows.to_dict(),
+            **({} if self.grouped_by is None else {"grouped_by": self.grouped_by}),
             "metrics": {metric.name: metric.to_dict() for metric in self.metrics},
             "flipped_by": self.flipped_by,
             "flips": [asdict(flip) for flip in self.flips],
@@ -322,17 +329,20 @@ def _compare_suite(name: str, sides: _Sides, *, with_texts: bool) -> SuiteCompar
     rows = pair_samples(*columns, same_prompts=_OF_THE_ROWS.issuperset(options))
     options |= find_option_differences(left.provenance, right.provenance)
     same_rows = rows.are_all if all(columns) else left.n == right.n
-    found = SuiteComparison(name, options, rows, [])
+    groups, grouped_by = _find_groups(rows, columns)
+    found = SuiteComparison(name, options, rows, [], grouped_by=grouped_by)
     for metric in dict.fromkeys([*left.metrics, *right.metrics]):
         before, after = left.metrics.get(metric), right.metrics.get(metric)
         test = None
         if before is not None and after is not None:
             is_mean = all(map(_is_mean, (before, after), (metric, metric), columns))
-            indices, values = _pair_values(rows, columns, metric)
-            test = _test(values, is_mean=is_mean, higher_is_better=before.higher_is_better)
+            places, values = _pair_values(rows, columns, metric)
+            own = groups and [groups[place] for place in places]
+            test = _test(values, own, is_mean=is_mean, higher_is_better=before.higher_is_better)
             if found.flipped_by is None and test is not None and all(map(is_binary, values)):
                 found.flipped_by = metric
                 is_up = before.higher_is_better
+                indices = [columns[0].rows[rows.left[place]] for place in places]
                 winners = _find_winners(indices, values, right=is_up)
                 found.flips = (
                     [*_read_flips(found, sides, winners)]
@@ -351,31 +361,46 @@ _Columns = tuple[SampleColumns, SampleColumns]
 _Values = tuple[Sequence[float], Sequence[float]]
 
 
+def _find_groups(rows: Pairing, columns: _Columns) -> tuple[Sequence[int] | None, Grouping | None]:
+    """Return the group of each paired row, and the sides that have groups.
+
+    A group may have another name on each side, if it is of the same rows.
+    """
+    left, right = (
+        [side.groups[place] for place in places] if any(side.groups) else None
+        for side, places in zip(columns, (rows.left, rows.right), strict=True)
+    )
+    if left is None or right is None:
+        found = right if left is None else left
+        return found, None if found is None else "left" if right is None else "right"
+    is_same = len({*zip(left, right, strict=True)}) == len({*left}) == len({*right})
+    return (left, "both") if is_same else (None, "neither")
+
+
 def _pair_values(rows: Pairing, columns: _Columns, metric: str) -> tuple[Sequence[int], _Values]:
-    """Return rows that have a finite value of the metric on both sides, and the values."""
+    """Return places of pairs that have a finite value on both sides, and the values."""
     found, before, after = array("q"), array("d"), array("d")
     left, right = (side.metrics.get(metric) for side in columns)
     if left is not None and right is not None:
-        for here, there in zip(rows.left, rows.right, strict=True):
+        for place, (here, there) in enumerate(zip(rows.left, rows.right, strict=True)):
             if math.isfinite(left[here]) and math.isfinite(right[there]):
-                found.append(columns[0].rows[here])
+                found.append(place)
                 before.append(left[here])
                 after.append(right[there])
     return found, (before, after)
 
 
-def _test(values: _Values, *, is_mean: bool, higher_is_better: bool) -> PairedTest | None:
+def _test(
+    values: _Values, groups: Sequence[int] | None, *, is_mean: bool, higher_is_better: bool
+) -> PairedTest | None:
     if not values[0]:
         return None
     if not is_mean:
-        return sign_test(*values, higher_is_better=higher_is_better)
+        return sign_test(*values, groups, higher_is_better=higher_is_better)
+    if groups is not None:
+        return clustered_t_test(*values, groups, higher_is_better=higher_is_better)
     chosen = mcnemar if all(map(is_binary, values)) else paired_t_test
     return chosen(*values, higher_is_better=higher_is_better)
-
-
-def is_binary(values: Iterable[float]) -> bool:
-    """Return True if every value is 0 or 1, rows without one (NaN) aside: right or wrong."""
-    return all(value in (0.0, 1.0) or math.isnan(value) for value in values)
 
 
 def _is_mean(metric: MetricResult, name: str, columns: SampleColumns) -> bool:

@@ -20,8 +20,9 @@ from rich import box
 from rich.table import Table
 
 from evalution.comparison.comparison import Comparison, MetricComparison, Pairing
-from evalution.comparison.significance import CONFIDENCE, widen_interval
+from evalution.comparison.significance import widen_interval
 from evalution.fidelity.result import Estimate, FidelityResult
+from evalution.scoring.intervals import CONFIDENCE
 from evalution.yaml_spec.yaml_file import as_mapping, read_yaml
 from evalution_core import ConfigurationError
 from evalution_core.options import check_option_names, parse_options
@@ -167,7 +168,8 @@ def decide(
 class _Loss:
     """A loss before it is judged; `obstacle` says why it can't be.
 
-    `rows` counts the independent parts that the interval stands on.
+    `parts` counts the independent parts that the interval stands on, each a `part`; its t has
+    `freedom`.
     """
 
     subject: str
@@ -175,9 +177,11 @@ class _Loss:
     margin: float
     loss: float | None
     interval: tuple[float, float] | None
-    rows: int
+    parts: int
+    freedom: float
     obstacle: str | None = None
     advisory: bool = False
+    part: str = "row"
 
     def check(self, count: int) -> Check:
         """Judge it as one of `count` checks."""
@@ -192,20 +196,20 @@ class _Loss:
         low, high = self.interval
         if high <= self.margin:
             return "ship", f"loses at most {_format(high)}, within {margin}"
-        least, _ = widen_interval(self.interval, 1 - (1 - CONFIDENCE) / count, self.rows - 1)
+        least, _ = widen_interval(self.interval, 1 - (1 - CONFIDENCE) / count, self.freedom)
         if least > self.margin:
             return "block", f"loses at least {_format(least)}, more than {margin}"
         ends = f"between {_format(low)} and {_format(high)}"
-        advice = _advise(abs(self.margin - self.loss), (high - low) / 2, self.rows)
+        advice = self._advise(abs(self.margin - self.loss), (high - low) / 2)
         return "undecided", f"loses {ends}, so that {margin} can't be judged; {advice}"
 
-
-def _advise(distance: float, half_width: float, rows: int) -> str:
-    """Return how many rows would settle a check if the loss stayed as far from the margin."""
-    needed = rows * (half_width / distance) ** 2 if distance else math.inf
-    if needed > _MOST_ROWS:
-        return "the loss is at the margin, where more rows don't help"
-    return f"about {round(needed, 1 - math.floor(math.log10(needed))):,.0f} rows would do"
+    def _advise(self, distance: float, half_width: float) -> str:
+        """Return how many parts would settle it if the loss stayed as far from the margin."""
+        needed = self.parts * (half_width / distance) ** 2 if distance else math.inf
+        if needed > _MOST_ROWS:
+            return f"the loss is at the margin, where more {self.part}s don't help"
+        rounded = round(needed, 1 - math.floor(math.log10(needed)))
+        return f"about {rounded:,.0f} {self.part}s would do"
 
 
 def _list_losses(policy: Policy, comparison: Comparison) -> Iterator[_Loss]:
@@ -230,28 +234,36 @@ def _list_losses(policy: Policy, comparison: Comparison) -> Iterator[_Loss]:
             )
         found = compared.get(name)
         metrics = {} if found is None else {each.name: each for each in found.metrics}
-        loss, interval, rows = _read_loss(metrics.get(metric))
         obstacle = (
             f"the candidate's run lacks the suite; it is {comparison.right.status}"
             if found is None
             else _find_obstacle(found.rows, metrics[metric])
         )
-        yield _Loss(name, metric, margin, loss, interval, rows, obstacle, rule.advisory)
+        yield _read_loss(name, metric, margin, metrics.get(metric), obstacle, rule)
 
 
 def _read_loss(
+    suite: str,
+    name: str,
+    margin: float,
     metric: MetricComparison | None,
-) -> tuple[float | None, tuple[float, float] | None, int]:
-    """Return the loss with its interval, and the rows that both answered."""
-    if metric is None or metric.test is None or metric.test.difference is None:
-        return None, None, 0
-    test, sign = metric.test, -1.0 if metric.higher_is_better else 1.0
-    ends = test.interval
-    if ends is None and test.p_value == 1.0:  # every row has the same score on both sides
-        ends = (0.0, 0.0)
+    obstacle: str | None,
+    rule: SuitePolicy,
+) -> _Loss:
+    """Return the loss with its interval, and the rows or groups that both answered."""
+    test = None if metric is None else metric.test
+    if metric is None or test is None or test.difference is None:
+        return _Loss(suite, name, margin, None, None, 0, 0.0, obstacle, rule.advisory)
+    sign, ends = -1.0 if metric.higher_is_better else 1.0, test.interval
+    if ends is None and test.p_value == 1.0 and not (test.left_better or test.right_better):
+        ends = (0.0, 0.0)  # every row has the same score on both sides
     if ends is not None:
         ends = min(sign * end for end in ends), max(sign * end for end in ends)
-    return sign * metric.test.difference + 0.0, ends, test.pairs
+    loss = sign * test.difference + 0.0
+    parts, part = (test.pairs, "row") if test.groups is None else (test.groups, "group")
+    freedom = test.pairs - 1.0 if test.freedom is None else test.freedom
+    shown = (loss, ends, parts, freedom, obstacle, rule.advisory, part)
+    return _Loss(suite, name, margin, *shown)
 
 
 def _find_obstacle(rows: Pairing, metric: MetricComparison) -> str | None:
@@ -294,10 +306,11 @@ def _read_estimate(
     low, high = loss.low, loss.high
     if low is None or high is None:
         few = "fewer than two documents leave no interval; measure more rows"
-        return _Loss(subject, figure, margin, loss.value, None, documents, few)
+        return _Loss(subject, figure, margin, loss.value, None, documents, 0.0, few)
     if low > margin:  # a lower bound that is too large is too large
         obstacle = None
-    return _Loss(subject, figure, margin, loss.value, (low, high), documents, obstacle)
+    shown = (loss.value, (low, high), documents, documents - 1.0, obstacle)
+    return _Loss(subject, figure, margin, *shown)
 
 
 def _complement(share: Estimate) -> Estimate:

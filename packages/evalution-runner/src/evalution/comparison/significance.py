@@ -1,83 +1,24 @@
-"""Student's t distribution, from the regularised incomplete beta function."""
+"""Tests of a difference between two runs, from the rows that both answered."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
+from itertools import repeat
 from typing import Any, Literal
 
-from evalution.scoring.metrics import NORMAL_QUANTILE
+from evalution.scoring.intervals import (
+    CONFIDENCE,
+    NORMAL_QUANTILE,
+    Groups,
+    estimate_spread,
+    sum_groups,
+    two_sided_p,
+    two_sided_quantile,
+)
 
-_SMALLEST = 1e-300
-_STEPS = 100_000
-"""Far beyond what is needed: the fraction takes some √(freedom) steps."""
-
-
-def two_sided_p(t: float, freedom: float) -> float:
-    """P(|T| ≥ |t|) with n degrees of freedom: `I(n/(n+t²); n/2, 1/2)`.
-
-    NIST Digital Library of Mathematical Functions, §8.17; the distribution by Abramowitz and
-    Stegun, 26.7.1. The relative error is below 1e-9 up to a million degrees.
-    """
-    square = t * t
-    if math.isinf(square):
-        return 0.0
-    # The complement is given beside it: near 1 it has lost the digits that count.
-    return _incomplete_beta(freedom / (freedom + square), square / (freedom + square), freedom)
-
-
-@lru_cache(maxsize=64)
-def two_sided_quantile(p: float, freedom: float) -> float:
-    """The t that |T| reaches with probability `p`, between 1e-9 and 1; by bisection."""
-    low, high = 0.0, 1.0
-    while two_sided_p(high, freedom) > p:
-        low, high = high, high * 2
-    for _ in range(60):
-        middle = (low + high) / 2
-        if two_sided_p(middle, freedom) > p:
-            low = middle
-        else:
-            high = middle
-    return (low + high) / 2
-
-
-def _incomplete_beta(x: float, complement: float, freedom: float) -> float:
-    """`I(x; freedom/2, 1/2)`, where `complement` is `1 - x`."""
-    a, b = freedom / 2, 0.5
-    if x <= 0.0:
-        return 0.0
-    if complement <= 0.0:
-        return 1.0
-    log_head = math.lgamma(a + b) - math.lgamma(a) - math.lgamma(b)
-    head = math.exp(log_head + a * math.log(x) + b * math.log(complement))
-    if x < (a + 1) / (a + b + 2):
-        return head * _evaluate_fraction(x, a, b) / a
-    return 1.0 - head * _evaluate_fraction(complement, b, a) / b
-
-
-def _evaluate_fraction(x: float, a: float, b: float) -> float:
-    """The continued fraction of DLMF 8.17.22, evaluated by the modified Lentz method (§3.10)."""
-    value, above, below = 1.0, math.inf, 1.0
-    for step in range(1, _STEPS):
-        half = step // 2
-        if step % 2:
-            numerator = -(a + half) * (a + b + half) * x / ((a + 2 * half) * (a + 2 * half + 1))
-        else:
-            numerator = half * (b - half) * x / ((a + 2 * half - 1) * (a + 2 * half))
-        above = (1.0 + numerator / above) or _SMALLEST
-        below = 1.0 / ((1.0 + numerator * below) or _SMALLEST)
-        value *= above * below
-        if abs(above * below - 1.0) < 1e-15:
-            break
-    return value
-
-
-CONFIDENCE = 0.95
-"""Of every interval."""
-
-TestName = Literal["mcnemar", "paired t", "sign"]
+TestName = Literal["mcnemar", "paired t", "sign", "clustered t", "clustered sign"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,7 +28,9 @@ class PairedTest:
     `p_value` is two-sided: how often chance alone makes a difference at least as large; None where
     there are too few rows. `difference` is the mean of right minus left over these rows, and
     `interval` contains it with 95 % confidence; both are None where the score is no mean of its
-    rows. Of the `pairs`, `left_better` and `right_better` differ in favour of one side.
+    rows. Of the `pairs`, `left_better` and `right_better` differ in favour of one side. `groups`
+    counts the groups of rows that the test is of, and `freedom` has the degrees of freedom of its
+    t; both are None where rows count as independent.
     """
 
     name: TestName
@@ -97,9 +40,13 @@ class PairedTest:
     p_value: float | None
     difference: float | None = None
     interval: tuple[float, float] | None = None
+    groups: int | None = None
+    freedom: float | None = None
 
     def to_dict(self) -> dict[str, Any]:
         shown = {name: getattr(self, name) for name in self.__slots__}
+        if self.groups is None:
+            del shown["groups"], shown["freedom"]
         return {**shown, "interval": None if self.interval is None else list(self.interval)}
 
 
@@ -128,10 +75,7 @@ def paired_t_test(
     Differences that are all the same, but not zero, give p = 0: nothing about them is chance. They
     have no interval: a few rows that agree say nothing about the width.
     """
-    differences = [
-        0.0 if is_rounding(before, after) else after - before
-        for before, after in zip(left, right, strict=True)
-    ]
+    differences = _list_differences(left, right)
     pairs = len(differences)
     better = _count_better(left, right, higher_is_better=higher_is_better)
     if not pairs:
@@ -149,17 +93,56 @@ def paired_t_test(
     return PairedTest("paired t", pairs, *better, p_value, mean, (mean - margin, mean + margin))
 
 
+def clustered_t_test(
+    left: Sequence[float], right: Sequence[float], groups: Sequence[int], *, higher_is_better: bool
+) -> PairedTest:
+    """Student's test of the rows' differences where groups of rows are independent, rows not.
+
+    Error and degrees of freedom are those of `estimate_spread`. If all groups differ alike, the
+    error is zero and says nothing: each group is then a coin, and right or wrong rows have Agresti
+    and Min's interval with as many pairs as there are groups.
+    """
+    differences = _list_differences(left, right)
+    pairs, better = len(left), _count_better(left, right, higher_is_better=higher_is_better)
+    mean = math.fsum(differences) / pairs
+    sums, sizes = sum_groups(zip(differences, repeat(1.0, pairs), strict=True), groups)
+    count, spread = len(sums), estimate_spread(sums, sizes, mean)
+    if spread.stderr is None:
+        return PairedTest("clustered t", pairs, *better, None, mean, groups=count)
+    if spread.stderr:
+        margin = spread.quantile * spread.stderr
+        p_value = two_sided_p(mean / spread.stderr, spread.freedom)
+        ends = (mean - margin, mean + margin)
+        shown = (p_value, mean, ends, count, spread.freedom)
+        return PairedTest("clustered t", pairs, *better, *shown)
+    interval, p_value = None, 1.0 if mean == 0.0 else coin_p(count, 0)
+    if is_binary(left) and is_binary(right):
+        share, lost, won = count / pairs, _count_ones(left, right), _count_ones(right, left)
+        interval = _make_agresti_min_interval(share * lost, share * won, count)
+    return PairedTest("clustered t", pairs, *better, p_value, mean, interval, count, count - 1.0)
+
+
 def sign_test(
-    left: Sequence[float], right: Sequence[float], *, higher_is_better: bool
+    left: Sequence[float],
+    right: Sequence[float],
+    groups: Groups = None,
+    *,
+    higher_is_better: bool,
 ) -> PairedTest:
     """The exact sign test, for scores that are no mean of their rows: F1, a perplexity.
 
     It asks whether one side is better in more rows, however much. That is not quite what the score
     says, but it holds whatever formula makes the score of the rows, and one odd row can't decide
-    it (Arbuthnott 1710; Dixon and Mood, JASA 41, 1946).
+    it (Arbuthnott 1710; Dixon and Mood, JASA 41, 1946). A group counts once, for the side that is
+    better in more of its rows.
     """
     better = _count_better(left, right, higher_is_better=higher_is_better)
-    return PairedTest("sign", len(left), *better, coin_p(*better) if left else None)
+    if groups is None:
+        return PairedTest("sign", len(left), *better, coin_p(*better) if left else None)
+    signs = (math.copysign(bool(change), change) for change in _list_differences(left, right))
+    sums, _ = sum_groups(zip(signs, repeat(1.0, len(left)), strict=True), groups)
+    p_value = coin_p(sum(each < 0 for each in sums), sum(each > 0 for each in sums))
+    return PairedTest("clustered sign", len(left), *better, p_value, groups=len(sums))
 
 
 def widen_interval(
@@ -201,6 +184,19 @@ def is_rounding(before: float, after: float) -> bool:
     return math.isclose(before, after, rel_tol=1e-6, abs_tol=1e-9)
 
 
+def is_binary(values: Iterable[float]) -> bool:
+    """Return True if every value is 0 or 1, rows without one (NaN) aside: right or wrong."""
+    return all(value in (0.0, 1.0) or math.isnan(value) for value in values)
+
+
+def _list_differences(left: Sequence[float], right: Sequence[float]) -> list[float]:
+    """Right minus left of each row; rounding makes no difference."""
+    return [
+        0.0 if is_rounding(before, after) else after - before
+        for before, after in zip(left, right, strict=True)
+    ]
+
+
 def _count_ones(these: Sequence[float], those: Sequence[float]) -> int:
     """Rows that only `these` have right."""
     return sum(1 for this, that in zip(these, those, strict=True) if this and not that)
@@ -210,15 +206,12 @@ def _count_better(
     left: Sequence[float], right: Sequence[float], *, higher_is_better: bool
 ) -> tuple[int, int]:
     """Rows that are better on the left, and on the right; rounding makes no row better."""
-    lower = higher = 0
-    for before, after in zip(left, right, strict=True):
-        if not is_rounding(before, after):
-            lower += after < before
-            higher += after > before
+    differences = _list_differences(left, right)
+    lower, higher = sum(each < 0 for each in differences), sum(each > 0 for each in differences)
     return (lower, higher) if higher_is_better else (higher, lower)
 
 
-def _make_agresti_min_interval(lost: int, won: int, pairs: int) -> tuple[float, float]:
+def _make_agresti_min_interval(lost: float, won: float, pairs: int) -> tuple[float, float]:
     count, difference, changed = pairs + 2, won - lost, lost + won + 1
     error = math.sqrt(changed - difference**2 / count) / count
     middle, margin = difference / count, NORMAL_QUANTILE * error

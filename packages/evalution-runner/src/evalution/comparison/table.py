@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 from rich import box
 from rich.table import Table
@@ -19,6 +19,12 @@ from evalution.results import MetricResult, RunResult, describe_precisions
 from evalution.table import format_number, name_run
 
 SIGNIFICANT = 0.05
+_GROUPINGS: Mapping[str | None, str] = {
+    "left": "only the {0} run has groups of rows; the tests use them for both",
+    "right": "only the {1} run has groups of rows; the tests use them for both",
+    "neither": "the runs put the rows into different groups, so the tests use none: rows count as "
+    "independent",
+}
 _MEANINGS = {
     "difference": "difference: right minus left",
     "test": "[…]: 95 % interval",
@@ -159,6 +165,8 @@ def _list_row_remarks(suite: SuiteComparison, sides: tuple[str, str]) -> Iterato
     ):
         if count:
             yield f"{_count_rows(count)} {remark}"
+    if (found := _GROUPINGS.get(suite.grouped_by)) is not None:
+        yield found.format(*sides)
     if not rows.paired:
         yield "no row was answered by both, so nothing is said about chance"
 

@@ -9,9 +9,9 @@ from typing import Any, Final, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from evalution.comparison.significance import CONFIDENCE, two_sided_quantile
 from evalution.fidelity.divergence import Figures
 from evalution.fidelity.result import Bin, Divergence, Estimate
+from evalution.scoring.intervals import estimate_spread, find_trials, wilson_interval
 
 Floats: TypeAlias = NDArray[np.float64]
 Integers: TypeAlias = NDArray[np.integer[Any]]
@@ -85,36 +85,19 @@ def bound_plainly(
 def estimate_mean(values: Floats, documents: Integers, bounds: Bounds = bound_plainly) -> Estimate:
     """Estimate the mean over positions, a ratio of sums over documents, of the finite values.
 
-    The variance is that of the linearised jackknife, which leaves out one document at a time: the
-    residuals of a ratio (Cochran, Sampling Techniques, 1977, §6.4) divided by what is left of the
-    length (Bell and McCaffrey, Survey Methodology 28, 2002: CR3). Few long documents, or few that
-    carry the variance, leave fewer degrees of freedom than there are documents: t has the smaller
-    of the effective number of clusters, (Σn)²/Σn² (Carter, Schnepel and Steigerwald, Review of
-    Economics and Statistics 99, 2017), and the equivalent 2D/(κ - 1) of the residuals' kurtosis κ
-    (Potthoff, Woodbury and Manton, JASA 87, 1992), less 1. Decision 0021 has its coverage.
+    Decision 0021 has the coverage of its interval, by `estimate_spread` over the documents.
     """
     is_finite = np.isfinite(values)
     if not is_finite.any():
         return Estimate(math.inf, None, None)
-    numbers, inverse = np.unique(documents[is_finite], return_inverse=True)
+    _, inverse = np.unique(documents[is_finite], return_inverse=True)
     sums = np.bincount(inverse, weights=values[is_finite])
     lengths = np.bincount(inverse).astype(np.float64)
-    total, count = lengths.sum(), len(numbers)
-    mean = float(sums.sum() / total)
-    if count < 2:
+    mean = float(sums.sum() / lengths.sum())
+    spread = estimate_spread(sums.tolist(), lengths.tolist(), mean)
+    if spread.stderr is None:
         return Estimate(mean, None, None)
-    changes = (sums - mean * lengths) / (total - lengths)
-    changes -= changes.mean()
-    squares = float(np.square(changes).sum())
-    error = math.sqrt((count - 1) / count * squares)
-    if error <= 1e-12 * abs(mean):
-        error = 0.0
-    effective = total**2 / float(np.square(lengths).sum())
-    if error:
-        kurtosis = count * float((changes**4).sum()) / squares**2
-        effective = min(effective, 2 * count / max(kurtosis - 1, 2))
-    quantile = two_sided_quantile(1 - CONFIDENCE, max(effective - 1, 1.0))
-    low, high = bounds(mean, error, quantile, float(total))
+    low, high = bounds(mean, spread.stderr, spread.quantile, float(lengths.sum()))
     return Estimate(mean, low, high)
 
 
@@ -135,12 +118,7 @@ def bound_share(
 
     Where documents don't differ at all, each position is a trial.
     """
-    trials = mean * (1 - mean) / error**2 if error else positions
-    square = quantile**2
-    middle = (mean + square / (2 * trials)) / (1 + square / trials)
-    spread = quantile * math.sqrt(mean * (1 - mean) / trials + square / (4 * trials**2))
-    margin = spread / (1 + square / trials)
-    return max(middle - margin, 0.0), min(middle + margin, 1.0)
+    return wilson_interval(mean, find_trials(mean, error, positions), quantile)
 
 
 def _find_quantile(ordered: Floats, share: float) -> float:

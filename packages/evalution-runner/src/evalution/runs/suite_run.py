@@ -181,7 +181,9 @@ class SuiteRun:
 
     def _finish(self, opened: OpenSample) -> None:
         sample = opened.sample
-        result = SampleResult(self._name, sample.index, sample.prompt, sample.target)
+        result = SampleResult(
+            self._name, sample.index, sample.prompt, sample.target, group=sample.group
+        )
         self._done += 1
         self._requests += len(sample.requests)
         if (error := opened.error or self._score(result, opened)) is not None:
@@ -210,7 +212,7 @@ class SuiteRun:
         try:
             with wrap_errors(f"suite {self._name!r}, row {result.index}", ScoringError):
                 score = self._suite.score(opened.sample, opened.ordered_answers)
-                result.metrics = self._tally.record(result.index, score)
+                result.metrics = self._tally.record(result.index, score, result.group)
                 result.prediction = score.prediction
                 result.extracted = score.extracted
                 self._notes.update(score.remarks)
@@ -231,7 +233,7 @@ class SuiteRun:
         self._failed += 1
         with wrap_errors(f"suite {self._name!r}, row {sample.index}: failure", ScoringError):
             measures = self._suite.failure(sample)
-        result.metrics = self._tally.fail(result.index, measures)
+        result.metrics = self._tally.fail(result.index, measures, result.group)
         result.error = mask_text(f"{type(error).__name__}: {error}")
         failure = (result.index, result.error)
         # Rows finish in any order; the same run names the same first failure.

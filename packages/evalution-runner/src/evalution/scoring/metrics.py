@@ -11,9 +11,20 @@ from array import array
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import repeat
 from typing import Any, NamedTuple, Protocol, overload
 
 from evalution.results import MetricResult
+from evalution.scoring.intervals import (
+    Groups,
+    Spread,
+    estimate_ratio,
+    estimate_spread,
+    find_trials,
+    normal_interval,
+    sum_groups,
+    wilson_interval,
+)
 
 
 class Measure(NamedTuple):
@@ -46,36 +57,6 @@ class Estimate(NamedTuple):
     interval: tuple[float, float] | None = None
 
 
-NORMAL_QUANTILE = 1.959963984540054
-"""Standard errors on either side of a value that hold 95 % of a normal distribution."""
-
-
-def wilson_interval(share: float, count: int) -> tuple[float, float]:
-    """The 95 % interval of a share of `count` rows: 8 of 8 are 0.676 to 1.
-
-    It stays within 0 and 1, and has a width where all rows are right or all are wrong (Wilson, JASA
-    22, 1927).
-    """
-    square = NORMAL_QUANTILE**2 / count
-    middle = (share + square / 2) / (1 + square)
-    margin = math.sqrt(share * (1 - share) * square + square**2 / 4) / (1 + square)
-    return max(0.0, min(share, middle - margin)), min(1.0, max(share, middle + margin))
-
-
-def normal_interval(
-    value: float, stderr: float | None, least: float = -math.inf, largest: float = math.inf
-) -> tuple[float, float] | None:
-    """The 95 % interval by the normal distribution, cut at a metric's bounds.
-
-    None where the standard error is unknown, or zero: rows that are all alike don't make a score
-    certain.
-    """
-    if not stderr or not math.isfinite(value):
-        return None
-    margin = NORMAL_QUANTILE * stderr
-    return max(least, value - margin), min(largest, value + margin)
-
-
 class Metric(Protocol):
     """Computes one score of many samples."""
 
@@ -91,7 +72,7 @@ class Metric(Protocol):
         """The metric of that sample alone, as its line in `samples.jsonl` shows it."""
         ...
 
-    def estimate(self, measures: Sequence[Measure]) -> Estimate: ...
+    def estimate(self, measures: Sequence[Measure], groups: Groups = None) -> Estimate: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,8 +80,8 @@ class Mean:
     """The mean, with the sample standard deviation over √n: lm-evaluation-harness's `mean_stderr`.
 
     With `failed=0.0`, the default, a failed request counts as a wrong answer. `largest` is the
-    value of a row that is wholly right: if rows are worth that or 0, the interval is Wilson's, else
-    the normal one.
+    value of a row that is wholly right: if rows are worth that or 0, the interval is Wilson's, of
+    as many rows as have the standard error where they are grouped, else the normal one.
     """
 
     higher_is_better: bool = True
@@ -110,28 +91,38 @@ class Mean:
     def of_sample(self, measure: Measure) -> float:
         return measure.value
 
-    def estimate(self, measures: Sequence[Measure]) -> Estimate:
+    def estimate(self, measures: Sequence[Measure], groups: Groups = None) -> Estimate:
         values = array("d", (measure.value for measure in measures))
         count = len(values)
         if not count:
             return Estimate(None, None)
-        mean, stderr = math.fsum(values) / count, None
-        if count > 1:
+        mean = math.fsum(values) / count
+        spread, trials = Spread(None), float(count)
+        if groups is not None:
+            sums = sum_groups(zip(values, repeat(1.0, count), strict=True), groups)
+            spread = estimate_spread(*sums, mean)
+            if spread.stderr is None:
+                return Estimate(mean, None)
+            trials = find_trials(
+                mean / self.largest, spread.stderr / self.largest, otherwise=len(sums[0])
+            )
+        elif count > 1:
             squares = math.fsum((value - mean) ** 2 for value in values)
-            stderr = math.sqrt(squares / (count - 1) / count)
-        return Estimate(mean, stderr, self._find_interval(values, mean, stderr))
+            spread = Spread(math.sqrt(squares / (count - 1) / count))
+        return Estimate(mean, spread.stderr, self._find_interval(values, mean, spread, trials))
 
     def _find_interval(
-        self, values: array[float], mean: float, stderr: float | None
+        self, values: array[float], mean: float, spread: Spread, trials: float
     ) -> tuple[float, float] | None:
         if all(value in (0.0, self.largest) for value in values):
-            low, high = wilson_interval(mean / self.largest, len(values))
+            low, high = wilson_interval(mean / self.largest, trials, spread.quantile)
             return low * self.largest, high * self.largest
         if min(values) == max(values):  # the standard error may be a rounding error above zero
             return None
+        ends = (0.0, self.largest)
         if min(values) < 0.0 or max(values) > self.largest:  # a value of another sort than a share
-            return normal_interval(mean, stderr)
-        return normal_interval(mean, stderr, 0.0, self.largest)
+            ends = (-math.inf, math.inf)
+        return normal_interval(mean, spread.stderr, *ends, quantile=spread.quantile)
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,16 +139,16 @@ class WeightedPerplexity:
     def of_sample(self, measure: Measure) -> float:
         return _exp(-measure.value / measure.weight)
 
-    def estimate(self, measures: Sequence[Measure]) -> Estimate:
-        ratio, stderr, _ = estimate_ratio(measures)
+    def estimate(self, measures: Sequence[Measure], groups: Groups = None) -> Estimate:
+        ratio, spread = estimate_ratio(measures, groups)
         if ratio is None:
             return Estimate(None, None)
         value = _exp(-ratio)
-        if stderr is None or math.isinf(value):
+        if spread.stderr is None or math.isinf(value):
             return Estimate(value, None)
-        within = normal_interval(-ratio, stderr)
+        within = normal_interval(-ratio, spread.stderr, quantile=spread.quantile)
         interval = None if within is None else (_exp(within[0]), _exp(within[1]))
-        return Estimate(value, stderr * value, interval)
+        return Estimate(value, spread.stderr * value, interval)
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,29 +161,13 @@ class BitsPerWeight:
     def of_sample(self, measure: Measure) -> float:
         return -measure.value / measure.weight / math.log(2)
 
-    def estimate(self, measures: Sequence[Measure]) -> Estimate:
-        ratio, stderr, _ = estimate_ratio(measures)
+    def estimate(self, measures: Sequence[Measure], groups: Groups = None) -> Estimate:
+        ratio, spread = estimate_ratio(measures, groups)
         if ratio is None:
             return Estimate(None, None)
         value = -ratio / math.log(2)
-        stderr = None if stderr is None else stderr / math.log(2)
-        return Estimate(value, stderr, normal_interval(value, stderr))
-
-
-def estimate_ratio(measures: Sequence[Measure]) -> Estimate:
-    """`Σ value / Σ weight` and its standard error; None for the ratio where the weights are zero.
-
-    Cochran, Sampling Techniques, 3rd ed. 1977, §6.4: residuals `value - ratio·weight`, over n - 1.
-    """
-    total = math.fsum(measure.weight for measure in measures)
-    if not total:
-        return Estimate(None, None)
-    ratio = math.fsum(measure.value for measure in measures) / total
-    count = len(measures)
-    if count == 1 or not math.isfinite(ratio):
-        return Estimate(ratio, None)
-    squares = math.fsum((m.value - ratio * m.weight) ** 2 for m in measures)
-    return Estimate(ratio, math.sqrt(squares * count / (count - 1)) / total)
+        stderr = None if spread.stderr is None else spread.stderr / math.log(2)
+        return Estimate(value, stderr, normal_interval(value, stderr, quantile=spread.quantile))
 
 
 @dataclass(frozen=True, slots=True)
@@ -205,11 +180,12 @@ class Ratio:
     def of_sample(self, measure: Measure) -> float:
         return measure.value / measure.weight if measure.weight else 0.0
 
-    def estimate(self, measures: Sequence[Measure]) -> Estimate:
-        value, stderr, _ = estimate_ratio(measures)
+    def estimate(self, measures: Sequence[Measure], groups: Groups = None) -> Estimate:
+        value, spread = estimate_ratio(measures, groups)
         if value is None:
             return Estimate(None, None)
-        return Estimate(value, stderr, normal_interval(value, stderr, 0.0, 1.0))
+        interval = normal_interval(value, spread.stderr, 0.0, 1.0, quantile=spread.quantile)
+        return Estimate(value, spread.stderr, interval)
 
 
 def _exp(exponent: float) -> float:
@@ -243,12 +219,9 @@ class F1:
         """1 for a right answer, 0 for a wrong one: one sample alone has no F1."""
         return float(measure.value == measure.weight)
 
-    def estimate(self, measures: Sequence[Measure]) -> Estimate:
-        shares = [self._share(measure) for measure in measures]
-        value, stderr, _ = estimate_ratio(shares)
-        if value is None:
-            return Estimate(0.0 if measures else None, None)
-        return Estimate(value, stderr, normal_interval(value, stderr, 0.0, 1.0))
+    def estimate(self, measures: Sequence[Measure], groups: Groups = None) -> Estimate:
+        found = Ratio().estimate([self._share(measure) for measure in measures], groups)
+        return Estimate(0.0, None) if found.value is None and measures else found
 
     def _share(self, measure: Measure) -> Measure:
         predicted, right = measure.value == self.positive, measure.weight == self.positive
@@ -266,11 +239,27 @@ class _Agreement(ABC):
         """1 where the two agree, else 0: one sample alone has no correlation."""
         return float(measure.value == measure.weight)
 
-    def estimate(self, measures: Sequence[Measure]) -> Estimate:
-        return self._estimate(_Confusion(measures)) if measures else Estimate(None, None)
+    def estimate(self, measures: Sequence[Measure], groups: Groups = None) -> Estimate:
+        if not measures:
+            return Estimate(None, None)
+        table = _Confusion(measures)
+        value, stderr = self._estimate(table)
+        spread = Spread(stderr)
+        if groups is not None and stderr is not None:
+            pulls = {cell: Measure(self._influence(table, value, cell)) for cell in table.cells}
+            spread = estimate_spread(*sum_groups(map(pulls.__getitem__, measures), groups), 0.0)
+        interval = normal_interval(value, spread.stderr, -1.0, 1.0, quantile=spread.quantile)
+        return Estimate(value, spread.stderr, interval)
 
     @abstractmethod
-    def _estimate(self, table: _Confusion) -> Estimate: ...
+    def _estimate(self, table: _Confusion) -> tuple[float, float | None]:
+        """Return the value, and the standard error of rows that are independent."""
+        ...
+
+    @abstractmethod
+    def _influence(self, table: _Confusion, value: float, cell: tuple[float, float]) -> float:
+        """Return the pull of one more row of this cell on the value, times the count of rows."""
+        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -283,16 +272,17 @@ class MatthewsCorrelation(_Agreement):
     and Kettenring, Biometrika 62, 1975, p. 533); lm-evaluation-harness bootstraps.
     """
 
-    def _estimate(self, table: _Confusion) -> Estimate:
+    def _estimate(self, table: _Confusion) -> tuple[float, float | None]:
         if not table.predicted_spread or not table.right_spread:
-            return Estimate(0.0, None)
+            return 0.0, None
         squares = math.fsum(
             number * table.influence(predicted, right) ** 2
             for (predicted, right), number in table.cells.items()
         )
-        value = table.correlation
-        stderr = math.sqrt(squares / (table.count - 1) / table.count)
-        return Estimate(value, stderr, normal_interval(value, stderr, -1.0, 1.0))
+        return table.correlation, math.sqrt(squares / (table.count - 1) / table.count)
+
+    def _influence(self, table: _Confusion, value: float, cell: tuple[float, float]) -> float:
+        return table.influence(*cell)
 
 
 @dataclass(frozen=True, slots=True)
@@ -303,20 +293,25 @@ class CohenKappa(_Agreement):
     that isn't zero (Fleiss, Cohen and Everitt, Psychological Bulletin 72, 1969, p. 324).
     """
 
-    def _estimate(self, table: _Confusion) -> Estimate:
+    def _estimate(self, table: _Confusion) -> tuple[float, float | None]:
         by_chance = table.by_chance / table.count**2
         if by_chance == 1.0:
-            return Estimate(0.0, None)
+            return 0.0, None
         if table.hits == table.count:
-            return Estimate(1.0, 0.0)
+            return 1.0, 0.0
         agreed = table.hits / table.count
         value = (agreed - by_chance) / (1 - by_chance)
         total = -((value - by_chance * (1 - value)) ** 2)
         for (one, other), number in table.cells.items():
             crossed = (table.predicted[other] + table.right[one]) / table.count * (1 - value)
             total += number / table.count * ((one == other) - crossed) ** 2
-        stderr = math.sqrt(max(total, 0.0) / table.count) / (1 - by_chance)
-        return Estimate(value, stderr, normal_interval(value, stderr, -1.0, 1.0))
+        return value, math.sqrt(max(total, 0.0) / table.count) / (1 - by_chance)
+
+    def _influence(self, table: _Confusion, value: float, cell: tuple[float, float]) -> float:
+        (predicted, right), by_chance = cell, table.by_chance / table.count**2
+        crossed = (table.predicted[right] + table.right[predicted]) / table.count * (1 - value)
+        middle = value - by_chance * (1 - value)
+        return ((predicted == right) - crossed - middle) / (1 - by_chance)
 
 
 class _Confusion:
@@ -365,14 +360,16 @@ def _squares(numbers: Counter[float]) -> int:
 class MetricAccumulator(Protocol):
     """Collects the scores of a suite's samples one by one, each once, and computes the results."""
 
-    def record(self, index: int, score: Score) -> Mapping[str, float]:
+    def record(self, index: int, score: Score, group: str | None = None) -> Mapping[str, float]:
         """Take the score of a row; returns each metric of that row alone.
 
-        Anything it raises makes a failed sample of the row.
+        `group` is that of the row's sample. Anything it raises makes a failed sample of the row.
         """
         ...
 
-    def fail(self, index: int, measures: Mapping[str, Measure]) -> Mapping[str, float]:
+    def fail(
+        self, index: int, measures: Mapping[str, Measure], group: str | None = None
+    ) -> Mapping[str, float]:
         """Count a row as failed by the measures of `Suite.failure`; returns what it counts as."""
         ...
 
@@ -387,24 +384,29 @@ class MetricAccumulator(Protocol):
 
 
 class MeasureAccumulator:
-    """Two numbers a row and metric, and nothing else of a sample is kept."""
+    """Two numbers a row and metric, and that of its group, are all that is kept of a sample."""
 
     def __init__(self, metrics: Mapping[str, Metric]):
         self._metrics = metrics
         self._measures = {name: _Measures(array("d"), array("d")) for name in metrics}
+        self._codes: dict[str, int] = {}
+        self._groups = {name: array("q") for name in metrics}
         self._sum = self._weight = 0.0
 
-    def record(self, index: int, score: Score) -> dict[str, float]:
+    def record(self, index: int, score: Score, group: str | None = None) -> dict[str, float]:
         """As `MetricAccumulator.record`.
 
         Raises:
             ValueError: a measure is NaN.
             LookupError: a metric has no measure.
         """
-        return self._add({name: _as_floats(name, score.measures[name]) for name in self._metrics})
+        found = {name: _as_floats(name, score.measures[name]) for name in self._metrics}
+        return self._add(found, group)
 
-    def fail(self, index: int, measures: Mapping[str, Measure]) -> dict[str, float]:
-        return self._add({name: measures.get(name) for name in self._metrics})
+    def fail(
+        self, index: int, measures: Mapping[str, Measure], group: str | None = None
+    ) -> dict[str, float]:
+        return self._add({name: measures.get(name) for name in self._metrics}, group)
 
     @property
     def running(self) -> tuple[str, float] | None:
@@ -416,20 +418,34 @@ class MeasureAccumulator:
         return name, metric.of_sample(Measure(self._sum / count, self._weight / count))
 
     def results(self) -> dict[str, MetricResult]:
+        """As `MetricAccumulator.results`.
+
+        Raises:
+            ValueError: some samples have a group, and others none.
+        """
         found: dict[str, MetricResult] = {}
         for name, metric in self._metrics.items():
-            measures = self._measures[name]
-            value, stderr, interval = metric.estimate(measures)
+            measures, groups = self._measures[name], self._groups[name] or None
+            if groups is not None and len(groups) != len(measures):
+                raise ValueError("every sample of a suite has a group, or none has")
+            value, stderr, interval = metric.estimate(measures, groups)
             found[name] = MetricResult(
-                value, stderr, metric.higher_is_better, len(measures), interval
+                value,
+                stderr,
+                metric.higher_is_better,
+                len(measures),
+                interval,
+                None if groups is None else len(set(groups)),
             )
         return found
 
-    def _add(self, measures: Mapping[str, Measure | None]) -> dict[str, float]:
+    def _add(self, measures: Mapping[str, Measure | None], group: str | None) -> dict[str, float]:
         taken = {name: measure for name, measure in measures.items() if measure is not None}
         shown = {name: float(self._metrics[name].of_sample(m)) for name, m in taken.items()}
         for name, measure in taken.items():
             self._measures[name].append(measure)
+            if group is not None:
+                self._groups[name].append(self._codes.setdefault(group, len(self._codes)))
         if (main := taken.get(next(iter(self._metrics)))) is not None:
             self._sum += main.value
             self._weight += main.weight

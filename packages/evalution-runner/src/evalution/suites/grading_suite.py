@@ -126,6 +126,7 @@ class GradingSuite(Suite[GradedSample, GenerationOutput]):
             self.judge.make_requests(sample.row, texts, other),
             prediction,
             self.judge.read_label(sample.row),
+            group=sample.group,
         )
 
 

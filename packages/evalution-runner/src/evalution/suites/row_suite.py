@@ -6,9 +6,11 @@ import re
 from abc import abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, fields, replace
+from hashlib import blake2b
 from itertools import islice
+from math import isfinite
 from random import Random
-from typing import Annotated, TypeVar
+from typing import Annotated, Any, TypeVar
 
 from pydantic import Field
 
@@ -122,7 +124,8 @@ class RowSuite(Suite[S, A]):
     `row_indices` are the rows to take, in that order; `max_rows` bounds them from the front.
     `order` is how what was selected is run: `native`, `shuffle`, `shuffle|<seed>`, `length|asc` or
     `length|desc`, by the characters of a sample's longest request. None of the three changes what a
-    row is asked: its solved rows are those that it has in a run of all rows.
+    row is asked: its solved rows are those that it has in a run of all rows. `group` widens
+    intervals for rows that belong together, and changes no score.
     """
 
     max_rows: Annotated[
@@ -140,6 +143,15 @@ class RowSuite(Suite[S, A]):
             "length|asc or length|desc; the scores don't depend on it."
         ),
     ] = NATIVE
+    group: Annotated[
+        str | None,
+        Field(
+            min_length=1,
+            description="Column whose value is the same in rows that belong together, such as "
+            "questions on one text: standard errors and tests are then of groups. None takes rows "
+            "as independent.",
+        ),
+    ] = None
 
     @abstractmethod
     def splits(self) -> Sequence[Split]:
@@ -162,6 +174,13 @@ class RowSuite(Suite[S, A]):
             self.order = parse_order(self.order)
         except ValueError as error:
             raise self.wrong("order", str(error)) from None
+
+    def to_dict(self) -> dict[str, Any]:
+        """As `SuiteDeclaration.to_dict`; without a group as before there were any, for resuming."""
+        shown = super().to_dict()
+        if self.group is None:
+            del shown["group"]
+        return shown
 
     def samples(self, limit: int | None = None) -> Iterator[S]:
         bounds = [bound for bound in (limit, self.max_rows) if bound is not None]
@@ -206,10 +225,33 @@ class RowSuite(Suite[S, A]):
 
     def _make_sample(self, fewshot: FewshotRow) -> S:
         with wrap_errors(fewshot.row.place, ConfigurationError):
-            return self.sample(fewshot)
+            sample = self.sample(fewshot)
+            if self.group is not None:
+                sample.group = _read_group(fewshot.row, self.group)
+            return sample
 
     def _length(self, fewshot: FewshotRow) -> int:
         return max(map(_characters, self._make_sample(fewshot).requests), default=0)
+
+
+_LONGEST_GROUP = 100
+"""Characters of a group's name; of a longer text, such as a whole passage, its hash stands in."""
+
+
+def _read_group(row: Row, column: str) -> str:
+    found = row[column]
+    is_number = type(found) is int or (isinstance(found, float) and isfinite(found))
+    name = str(found) if is_number or isinstance(found, str) else ""
+    if not name.strip():
+        raise ConfigurationError(
+            f"{row.place}: the option group names column {column!r}, which holds {found!r:.80}; a "
+            "group is a text or a number; fill it in for every row, name another column, or leave "
+            "the option out"
+        )
+    if len(name) <= _LONGEST_GROUP:
+        return name
+    digest = blake2b(name.encode("utf-8", "surrogatepass"), digest_size=8).hexdigest()
+    return f"{name[: _LONGEST_GROUP // 2]}… {digest}"
 
 
 def _no_rows(row: Row) -> Sequence[Row]:

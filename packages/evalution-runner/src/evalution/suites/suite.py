@@ -194,7 +194,8 @@ class Sample:
 
     `index` is the row's number in its file, or where a suite has several subsets, in all of them
     one after the other; no two samples of a suite share one. `subset` is the part of the suite that
-    it belongs to, empty where there is one part.
+    it belongs to, empty where there is one part. `group` is the same for samples that belong
+    together, None where the suite has no groups.
     """
 
     index: int
@@ -202,6 +203,7 @@ class Sample:
     target: str
     requests: Sequence[Request]
     subset: str = field(default="", kw_only=True)
+    group: str | None = field(default=None, kw_only=True)
 
 
 S = TypeVar("S", bound=Sample)

@@ -11,7 +11,8 @@ from typing import Any, ClassVar
 from evalution.hints import import_extra
 from evalution.results import MetricResult
 from evalution.scoring.filters import Filter
-from evalution.scoring.metrics import NORMAL_QUANTILE, Measure, Metric, MetricAccumulator, Score
+from evalution.scoring.intervals import NORMAL_QUANTILE
+from evalution.scoring.metrics import Measure, Metric, MetricAccumulator, Score
 from evalution.suites.generation_suite import AnswerSample, GenerationSuite
 from evalution.suites.row_suite import FewshotRow
 
@@ -47,6 +48,11 @@ class TranslationSuite(GenerationSuite):
     def describe_metrics(cls) -> Mapping[str, str]:
         return _METRICS
 
+    def check_options(self) -> None:
+        super().check_options()
+        if self.group is not None:
+            raise self.wrong("group", "must be left out: sacreBLEU's bootstrap draws single rows")
+
     def make_metrics(self) -> Mapping[str, Metric]:
         return {}
 
@@ -67,7 +73,7 @@ class CorpusAccumulator:
     def __init__(self) -> None:
         self._pairs: dict[int, tuple[str, str]] = {}
 
-    def record(self, index: int, score: Score) -> Mapping[str, float]:
+    def record(self, index: int, score: Score, group: str | None = None) -> Mapping[str, float]:
         assert isinstance(score, TranslationScore)
         self._pairs[index] = (score.translation, score.reference)
         return {
@@ -75,7 +81,9 @@ class CorpusAccumulator:
             for name, metric in _load_metrics().items()
         }
 
-    def fail(self, index: int, measures: Mapping[str, Measure]) -> Mapping[str, float]:
+    def fail(
+        self, index: int, measures: Mapping[str, Measure], group: str | None = None
+    ) -> Mapping[str, float]:
         return {}
 
     @property

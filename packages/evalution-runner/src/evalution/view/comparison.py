@@ -80,7 +80,7 @@ def _make_difference(
 ) -> DifferenceDocument:
     test = metric.test
     low, high = (test and test.interval) or (None, None)
-    is_judged = test is not None and test.name == "mcnemar"
+    is_judged = test is not None and (test.name == "mcnemar" or suite.flipped_by == metric.name)
     return {
         "run": run,
         "suite": suite.name,

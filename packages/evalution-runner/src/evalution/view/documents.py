@@ -20,10 +20,11 @@ Order = Literal["index", "-index", "value", "-value"]
 class ScoreDocument(TypedDict):
     """A score of one metric of one suite; the first one of a suite is its main metric.
 
-    `low` and `high` are the 95 % interval, `count` the samples behind the score, `failed` those
-    without an answer. Of a suite that isn't finished, score and interval are those of the samples
-    so far, for metrics that are plain means of their samples, and `is_partial` is true. `options`
-    is the same for suites whose options are, but for their names and batch sizes.
+    `low` and `high` are the 95 % interval, `count` the samples behind the score, in `groups` of
+    rows that belong together (None where rows are independent), `failed` those without an answer.
+    Of a suite that isn't finished, score and interval are those of the samples so far, for metrics
+    that are plain means of their samples, and `is_partial` is true. `options` is the same for
+    suites whose options are, but for those that change no score.
     """
 
     suite: str
@@ -33,6 +34,7 @@ class ScoreDocument(TypedDict):
     low: float | None
     high: float | None
     count: int
+    groups: int | None
     failed: int
     higher_is_better: bool
     is_partial: bool

@@ -8,14 +8,14 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from evalution.comparison.comparison import is_binary
+from evalution.comparison.significance import is_binary
 from evalution.redaction import mask_text, mask_value
 from evalution.results import RunResult, SuiteResult, to_json
 from evalution.runs.progress_file import RunState
 from evalution.runs.reader import RunSamples
 from evalution.sample_columns import SampleColumns
 from evalution.samples_file import SamplesTail
-from evalution.scoring.metrics import wilson_interval
+from evalution.scoring.intervals import wilson_interval
 from evalution.view.documents import (
     ComparisonDocument,
     ProgressDocument,
@@ -38,7 +38,7 @@ _STATUSES: Mapping[str, RunStatus] = {
     "failed": "failed",
 }
 """Status of a run that nobody is writing, by that in its results."""
-_NEUTRAL_OPTIONS = ("name", "batch_size")
+_NEUTRAL_OPTIONS = ("name", "batch_size", "group")
 
 
 class ViewedRun:
@@ -248,6 +248,7 @@ def _list_scores(run: ViewedRun) -> Iterator[ScoreDocument]:
                 "low": low,
                 "high": high,
                 "count": metric.n,
+                "groups": metric.groups,
                 "failed": suite.failed,
                 "higher_is_better": metric.higher_is_better,
                 "is_partial": False,
@@ -267,7 +268,8 @@ def _make_partial_score(
     value = low = high = None
     if known and is_binary(known):
         value = math.fsum(known) / len(known)
-        low, high = wilson_interval(value, len(known))
+        if not any(columns.groups):
+            low, high = wilson_interval(value, len(known))
     elif state is not None and state.suite == suite and state.running is not None:
         metric, value = state.running
     return {
@@ -278,6 +280,7 @@ def _make_partial_score(
         "low": low,
         "high": high,
         "count": len(known),
+        "groups": None,
         "failed": sum(columns.failed),
         "higher_is_better": True,
         "is_partial": True,

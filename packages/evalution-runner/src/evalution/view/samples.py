@@ -12,7 +12,8 @@ from functools import cached_property
 from itertools import islice, tee
 from typing import Any, cast, get_args
 
-from evalution.comparison.comparison import is_binary, pair_samples
+from evalution.comparison.comparison import pair_samples
+from evalution.comparison.significance import is_binary
 from evalution.redaction import mask_text
 from evalution.sample_columns import SampleColumns
 from evalution.samples import SampleResult, TokenLogprob, is_number, is_text

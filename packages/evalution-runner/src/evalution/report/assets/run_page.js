@@ -20,7 +20,7 @@ const RunPage = (() => {
       element("th", { scope: "row", class: "stick metric" }, `${score.metric} `, Dom.arrow(score.higher_is_better)),
       element("td", { class: "number" }, score.main ? link : Dom.score(score.value)),
       element("td", { class: "number muted" }, score.low === null ? Dom.DASH : `${Dom.score(score.low)} to ${Dom.score(score.high)}`),
-      element("td", { class: "number muted" }, `${Dom.number(score.count)}${score.is_partial ? " so far" : ""}`));
+      element("td", { class: "number muted" }, `${Dom.number(score.count)}${score.groups ? ` in ${Dom.plural(score.groups, "group")}` : ""}${score.is_partial ? " so far" : ""}`));
   }
 
   function suiteBody(run, suite, known) {
