@@ -12,7 +12,7 @@ import random
 import re
 from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import cache
+from functools import cache, partial
 from itertools import pairwise
 from typing import Any, TypeVar
 
@@ -35,6 +35,7 @@ from evalution_core import (
     secret,
     speed_only,
 )
+from evalution_core.streams import open_stream
 from evalution_enginekit import (
     ByteTokenizer,
     CompletionChunk,
@@ -250,10 +251,8 @@ class ToyHooks(KitSession[Any, Any]):
         self, requests: Iterable[tuple[Any, GenerationRequest]], *, batch_size: int | None = None
     ) -> Iterator[tuple[Any, GenerationOutput | RequestFailure]]:
         known: dict[Any, GenerationRequest] = {}
-        results = super().generate_continuous(
-            self._note_requests(requests, known), batch_size=batch_size
-        )
-        return self._change_outputs(results, known)
+        call = partial(super().generate_continuous, batch_size=batch_size)
+        return self._change_outputs(open_stream(call, self._note_requests(requests, known)), known)
 
     def stream(  # pyright: ignore[reportIncompatibleMethodOverride]
         self, requests: Iterable[tuple[Any, GenerationRequest]], *, batch_size: int | None = None
