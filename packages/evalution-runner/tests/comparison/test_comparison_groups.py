@@ -103,6 +103,17 @@ def test_groups_of_one_row_give_students_test() -> None:
     assert other.freedom <= 29
 
 
+def test_difference_of_shares_is_at_most_one() -> None:
+    before, after, groups = [1.0] * 5, [0.0, 0.0, 0.0, 0.0, 1.0], [0, 1, 2, 3, 4]
+    found = clustered_t_test(before, after, groups, higher_is_better=True)
+    assert found.interval is not None
+    assert found.interval[0] == -1.0
+    halves = [[value / 2 for value in side] for side in (before, after)]
+    wider = clustered_t_test(*halves, groups, higher_is_better=True)
+    assert wider.interval is not None
+    assert 2 * wider.interval[0] < -1.0
+
+
 @pytest.mark.parametrize("side", ["left", "right"])
 def test_groups_of_one_side_count_for_both(side: str) -> None:
     left, right = draw_sides(20, 5)

@@ -13,6 +13,7 @@ from evalution.scoring.intervals import (
     NORMAL_QUANTILE,
     Groups,
     estimate_spread,
+    normal_interval,
     sum_groups,
     two_sided_p,
     two_sided_quantile,
@@ -110,9 +111,9 @@ def clustered_t_test(
     if spread.stderr is None:
         return PairedTest("clustered t", pairs, *better, None, mean, groups=count)
     if spread.stderr:
-        margin = spread.quantile * spread.stderr
         p_value = two_sided_p(mean / spread.stderr, spread.freedom)
-        ends = (mean - margin, mean + margin)
+        bound = 1.0 if is_binary(left) and is_binary(right) else math.inf
+        ends = normal_interval(mean, spread.stderr, -bound, bound, quantile=spread.quantile)
         shown = (p_value, mean, ends, count, spread.freedom)
         return PairedTest("clustered t", pairs, *better, *shown)
     interval, p_value = None, 1.0 if mean == 0.0 else coin_p(count, 0)
