@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 C = TypeVar("C", bound=type[Any])
 _MOST_LISTED = 20
+_GROUPS = "evalution."
 
 
 def normalize(name: str) -> str:
@@ -53,7 +54,7 @@ def did_you_mean(name: str, known: Iterable[str]) -> str:
 
 
 def list_entry_points(group: str) -> list[EntryPoint]:
-    """Return all entry points of a group; imports none.
+    """Return all entry points of a group, whose name starts with `evalution.`; imports none.
 
     A distribution whose metadata can't be read is left out, with one warning of the logger
     `evalution`.
@@ -68,25 +69,43 @@ UNREADABLE = (OSError, ValueError, TypeError, LookupError, AttributeError)
 
 @lru_cache(maxsize=8)
 def _read_entry_points(folders: tuple[tuple[str, int], ...]) -> list[EntryPoint]:
-    """Read all but scripts once, until packages come to `sys.path` or leave it."""
+    """Read this project's once, until packages come to `sys.path` or leave it."""
+    first: dict[str, Distribution] = {}
+    # As Python's own `entry_points`, which fails as a whole: the first on the path hides others.
+    for folder in reversed(folders):
+        first |= _list_distributions(*folder)
+    return [point for name, one in first.items() for point in _read_plugins(name, one)]
+
+
+@lru_cache(maxsize=64)
+def _list_distributions(folder: str, changed: int) -> dict[str, Distribution]:
+    """Return what is installed in a folder, by name; it was `changed` last at that time."""
     from importlib.metadata import distributions  # noqa: PLC0415 - a fifth of core's import time
 
-    # As Python's own `entry_points`, which fails as a whole: the first on the path hides others.
-    first = {attrgetter("_normalized_name")(one): one for one in reversed([*distributions()])}
-    points: list[EntryPoint] = []
-    for name, one in first.items():
-        try:
-            plugins = [p for p in one.entry_points if not p.group.endswith("_scripts")]
-            points += [point for point in plugins if _read_source(one)]
-        except UNREADABLE as error:
-            _warn_once(f"{name} in {one.locate_file('')}", f"{type(error).__name__}: {error}")
-    return points
+    found = reversed([*distributions(path=[folder])])
+    return {attrgetter("_normalized_name")(one): one for one in found}
+
+
+@cache
+def _read_plugins(name: str, one: Distribution) -> list[EntryPoint]:
+    try:
+        # Of other projects' plugins nothing else is read, which takes longer than all the rest.
+        plugins = [point for point in one.entry_points if point.group.startswith(_GROUPS)]
+        return [point for point in plugins if _read_source(one)]
+    except UNREADABLE as error:
+        _warn_once(f"{name} in {one.locate_file('')}", f"{type(error).__name__}: {error}")
+        return []
 
 
 @cache
 def _read_source(one: Distribution | None) -> tuple[str | None, str | None]:
     """Return name and version of a distribution; its properties would read the file each time."""
-    return (str(one.metadata.json["name"]), one.version) if one is not None else (None, None)
+    if one is None:
+        return None, None
+    known = one.metadata
+    if "Name" not in known:
+        raise KeyError("name")
+    return str(known["Name"]), known["Version"]
 
 
 @lru_cache
