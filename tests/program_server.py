@@ -3,9 +3,9 @@
 A job is a JSON object: `arguments` of an interpreter (`-c CODE`, `-m MODULE` or a file, then the
 program's own), `folder`, `environment`, and `output` and `errors`, the files that take what it
 prints. The answer is a line with its exit status. As in an interpreter of its own, a program finds
-`sys.argv`, `sys.path[0]` and `__main__` of its own, and standard input is empty. It ends as one there
-does, but leaves its memory to the system: to clear it means to copy what the forks share, which
-takes longer than many a command.
+`sys.argv`, `sys.path[0]` and `__main__` of its own, and standard input is empty. It ends as one
+there does, but leaves its memory to the system: to clear it means to copy what the forks share,
+which takes longer than many a command.
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ def run_to_its_end(arguments: list[str]) -> NoReturn:
         status = end.code if isinstance(end.code, int) else int(end.code is not None)
         if status and end.code is not status:
             print(end.code, file=sys.stderr)
-    except BaseException:
+    except BaseException:  # noqa: BLE001 - shown as an interpreter shows it
         status = 1
         sys.excepthook(*sys.exc_info())
     threading._shutdown()  # waits for threads that are no daemons
