@@ -17,6 +17,7 @@ import os
 import runpy
 import sys
 import threading
+import traceback
 from importlib import import_module
 from types import ModuleType
 from typing import Any, NoReturn
@@ -83,8 +84,9 @@ def run_to_its_end(arguments: list[str]) -> NoReturn:
             print(end.code, file=sys.stderr)
     except BaseException:  # noqa: BLE001 - shown as an interpreter shows it
         status = 1
-        sys.excepthook(*sys.exc_info())
-    threading._shutdown()  # waits for threads that are no daemons
+        traceback.print_exc()
+    # It waits for threads that are no daemons.
+    threading._shutdown()  # pyright: ignore[reportAttributeAccessIssue]
     atexit._run_exitfuncs()
     sys.stdout.flush()
     sys.stderr.flush()

@@ -23,7 +23,6 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 C = TypeVar("C", bound=type[Any])
 _MOST_LISTED = 20
-_GROUPS = "evalution."
 
 
 def normalize(name: str) -> str:
@@ -69,43 +68,26 @@ UNREADABLE = (OSError, ValueError, TypeError, LookupError, AttributeError)
 
 @lru_cache(maxsize=8)
 def _read_entry_points(folders: tuple[tuple[str, int], ...]) -> list[EntryPoint]:
-    """Read this project's once, until packages come to `sys.path` or leave it."""
-    first: dict[str, Distribution] = {}
-    # As Python's own `entry_points`, which fails as a whole: the first on the path hides others.
-    for folder in reversed(folders):
-        first |= _list_distributions(*folder)
-    return [point for name, one in first.items() for point in _read_plugins(name, one)]
-
-
-@lru_cache(maxsize=64)
-def _list_distributions(folder: str, changed: int) -> dict[str, Distribution]:
-    """Return what is installed in a folder, by name; it was `changed` last at that time."""
+    """Read those of `evalution.` once, until packages come to `sys.path` or leave it."""
     from importlib.metadata import distributions  # noqa: PLC0415 - a fifth of core's import time
 
-    found = reversed([*distributions(path=[folder])])
-    return {attrgetter("_normalized_name")(one): one for one in found}
-
-
-@cache
-def _read_plugins(name: str, one: Distribution) -> list[EntryPoint]:
-    try:
-        # Of other projects' plugins nothing else is read, which takes longer than all the rest.
-        plugins = [point for point in one.entry_points if point.group.startswith(_GROUPS)]
-        return [point for point in plugins if _read_source(one)]
-    except UNREADABLE as error:
-        _warn_once(f"{name} in {one.locate_file('')}", f"{type(error).__name__}: {error}")
-        return []
+    # As Python's own `entry_points`, which fails as a whole: the first on the path hides others.
+    first = {attrgetter("_normalized_name")(one): one for one in reversed([*distributions()])}
+    points: list[EntryPoint] = []
+    for name, one in first.items():
+        try:
+            # The sources of other projects' plugins would take longer than all the rest.
+            points += [p for p in one.entry_points if "evalution." in p.group and _read_source(one)]
+        except UNREADABLE as error:
+            _warn_once(f"{name} in {one.locate_file('')}", f"{type(error).__name__}: {error}")
+    return points
 
 
 @cache
 def _read_source(one: Distribution | None) -> tuple[str | None, str | None]:
     """Return name and version of a distribution; its properties would read the file each time."""
-    if one is None:
-        return None, None
-    known = one.metadata
-    if "Name" not in known:
-        raise KeyError("name")
-    return str(known["Name"]), known["Version"]
+    known: Any = one and one.metadata
+    return (known.get("Name") or known.json["name"], known["Version"]) if one else (None, None)
 
 
 @lru_cache
