@@ -253,6 +253,7 @@ class ToyHooks(KitSession[Any, Any]):
         results = super().generate_continuous(
             self._note_requests(requests, known), batch_size=batch_size
         )
+        assert isinstance(results, RequestStream)
         return self._change_outputs(results, known)
 
     def stream(  # pyright: ignore[reportIncompatibleMethodOverride]
