@@ -3,19 +3,24 @@
 A job is a JSON object: `arguments` of an interpreter (`-c CODE`, `-m MODULE` or a file, then the
 program's own), `folder`, `environment`, and `output` and `errors`, the files that take what it
 prints. The answer is a line with its exit status. As in an interpreter of its own, a program finds
-`sys.argv`, `sys.path[0]` and `__main__` of its own, and standard input is empty.
+`sys.argv`, `sys.path[0]` and `__main__` of its own, and standard input is empty. It ends as one
+there does, but leaves its memory to the system: to clear it means to copy what the forks share,
+which takes longer than many a command.
 """
 
 from __future__ import annotations
 
+import atexit
 import gc
 import json
 import os
 import runpy
 import sys
+import threading
+import traceback
 from importlib import import_module
 from types import ModuleType
-from typing import Any
+from typing import Any, NoReturn
 
 from evalution.environment import read_software_versions
 
@@ -68,6 +73,26 @@ def run(first: str, *others: str) -> None:
         runpy.run_path(first, run_name="__main__")
 
 
+def run_to_its_end(arguments: list[str]) -> NoReturn:
+    """Run a program, then end this process with its exit status, as an interpreter does."""
+    status = 0
+    try:
+        run(*arguments)
+    except SystemExit as end:
+        status = end.code if isinstance(end.code, int) else int(end.code is not None)
+        if status and end.code is not status:
+            print(end.code, file=sys.stderr)
+    except BaseException:  # noqa: BLE001 - shown as an interpreter shows it
+        status = 1
+        traceback.print_exc()
+    # It waits for threads that are no daemons.
+    threading._shutdown()  # pyright: ignore[reportAttributeAccessIssue]
+    atexit._run_exitfuncs()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(status)
+
+
 def serve() -> None:
     for name in IMPORTED:
         import_module(name)
@@ -80,8 +105,7 @@ def serve() -> None:
         if child == 0:
             job = json.loads(line)
             take_surroundings(job)
-            run(*job["arguments"])
-            return
+            run_to_its_end(job["arguments"])
         print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), flush=True)
 
 

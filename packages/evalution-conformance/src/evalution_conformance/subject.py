@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator, Hashable, Iterable, Iterator, Sequence
+import sys
+from collections.abc import Generator, Hashable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from functools import cached_property
-from importlib.metadata import Distribution, PackageNotFoundError, distribution
-from importlib.metadata import packages_distributions as list_owners
+from functools import cached_property, lru_cache
+from importlib.metadata import (
+    Distribution,
+    PackageNotFoundError,
+    distribution,
+    packages_distributions,
+)
 from typing import Any, Final, TypeVar, cast
 
 import pytest
@@ -258,12 +263,23 @@ class Subject:
 
 def _find_distribution(package: str) -> Distribution | None:
     # An editable installation lists no packages; there the name is as good as sure.
-    for name in [*list_owners().get(package, ()), package]:
+    for name in [*find_owners(package), package]:
         try:
             return distribution(name)
         except PackageNotFoundError:
             continue
     return None
+
+
+def find_owners(package: str) -> Sequence[str]:
+    """Return the names of the distributions that have this top-level package."""
+    return _list_owners(tuple(sys.path)).get(package, ())
+
+
+@lru_cache(maxsize=1)
+def _list_owners(path: tuple[str, ...]) -> Mapping[str, Sequence[str]]:
+    """Read the lists of all files on `path`, which is `sys.path`, once: it takes a while."""
+    return packages_distributions()
 
 
 def resize(engine: BaseEngine, max_model_len: int) -> BaseEngine | None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
+from functools import cache
 from typing import Any, ClassVar, Literal, TypeVar, get_args
 
 import pytest
@@ -91,7 +92,8 @@ class Conformance:
     """Seconds for one check, not counting the building of sessions."""
 
 
-def find_checks(declaration: type) -> dict[str, Check]:
+@cache
+def find_checks(declaration: type) -> Mapping[str, Check]:
     """Return all checks of a class by name, in the order in which they are written."""
     found: dict[str, Check] = {}
     for base in reversed(declaration.__mro__):

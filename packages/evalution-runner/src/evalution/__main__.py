@@ -5,6 +5,7 @@ Importing the command line takes a moment: a Ctrl-C in it ends like one that com
 
 from __future__ import annotations
 
+import gc
 import sys
 
 _INTERRUPTED = 130
@@ -15,6 +16,7 @@ def main() -> None:
     try:
         from evalution.cli import main as command_line  # noqa: PLC0415 - see above
 
+        gc.freeze()  # no collection has to look at what stays, least of all those at the end
         command_line()
     except KeyboardInterrupt:
         print("interrupted; what was finished is kept", file=sys.stderr)

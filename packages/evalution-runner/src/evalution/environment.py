@@ -14,11 +14,8 @@ from collections.abc import Iterable, Mapping
 from functools import cache
 from importlib.metadata import PackageNotFoundError, distribution, distributions, version
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, runtime_checkable
 from urllib.parse import urlsplit
-from urllib.request import url2pathname
-
-from packaging.requirements import InvalidRequirement, Requirement
 
 from evalution.error_boundary import wrap_errors
 from evalution.redaction import mask_text, mask_value
@@ -26,12 +23,18 @@ from evalution_core import BaseEngine, BaseInferenceSession, EvalutionError, Tex
 from evalution_core.discovery import available
 from evalution_core.plugins import UNREADABLE, list_entry_points, normalize
 
+if TYPE_CHECKING:
+    from packaging.requirements import Requirement
+
 
 def read_requirements(name: str, extras: Iterable[str] = ()) -> list[Requirement]:
     """Return the requirements of a distribution on this machine, with those of `extras`.
 
     Empty where the distribution isn't installed; a line in an obsolete form is left out.
     """
+    # Every worker imports this module, and none asks for requirements.
+    from packaging.requirements import InvalidRequirement, Requirement  # noqa: PLC0415
+
     try:
         lines = distribution(name).requires or []
     except PackageNotFoundError:
@@ -62,6 +65,8 @@ def find_commit(name: str) -> Mapping[str, Any] | None:
     an index or archive, without git, or outside of any repository. What it was when first asked is
     kept: the code that runs was imported then.
     """
+    from urllib.request import url2pathname  # noqa: PLC0415 - as above
+
     try:
         text = distribution(name).read_text("direct_url.json")
     except PackageNotFoundError:
@@ -127,7 +132,7 @@ def read_software_versions(engine_distribution: str | None) -> dict[str, Any]:
     names |= _find_involved(frozenset(roots), path)
     commits: dict[str, Any] = {}
     for name in sorted(names.values(), key=str.casefold):
-        if (installed := _find_version(name, path)) is None:
+        if (installed := _find_version(name)) is None:
             continue
         found[name] = installed
         if (commit := find_commit(name)) is not None:
@@ -135,13 +140,18 @@ def read_software_versions(engine_distribution: str | None) -> dict[str, Any]:
     return found | ({"git": commits} if commits else {})
 
 
-@cache
-def _find_version(name: str, path: tuple[str, ...]) -> str | None:
-    """Return the version of a distribution on `path`, which is `sys.path`; None where it isn't."""
+def _find_version(name: str) -> str | None:
+    """Return the version of a distribution; None where it isn't installed."""
     try:
-        return version(name)
+        return _read_version(name, str(distribution(name).locate_file("")))
     except PackageNotFoundError:
         return None
+
+
+@cache
+def _read_version(name: str, folder: str) -> str:
+    """Return the version of the distribution in that folder, once."""
+    return version(name)
 
 
 @cache

@@ -19,7 +19,7 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 from evalution_conformance.assertions import assert_refused
-from evalution_conformance.subject import Subject
+from evalution_conformance.subject import Subject, find_owners
 from evalution_core import BaseEngine, Capability, ConfigurationError, load_engine
 from evalution_core.discovery import available
 from evalution_core.engine import CONTRACT_VERSION
@@ -46,7 +46,7 @@ _LIGHT = {
 """Requirements of a distribution that its adapter may import when it is loaded."""
 _SECRET = "kept-secret-4711"
 _LOAD = """
-import importlib, importlib.metadata, importlib.util, json, sys
+import importlib, importlib.util, json, sys
 name, file = sys.argv[1:]
 try:
     importlib.import_module(name)
@@ -57,9 +57,7 @@ except ModuleNotFoundError as error:
     module = importlib.util.module_from_spec(spec)
     sys.modules["adapter"] = module
     spec.loader.exec_module(module)
-owners = importlib.metadata.packages_distributions()
-loaded = {module.partition(".")[0] for module in sys.modules}
-print(json.dumps({package: owners.get(package, []) for package in loaded}))
+print(json.dumps(sorted({module.partition(".")[0] for module in sys.modules})))
 """
 _VALUES: tuple[Any, ...] = ({"no": "option"}, True, "text", 0.5, [{"no": "option"}])
 """One of each JSON type; those that an option's schema refuses are of a wrong type."""
@@ -92,12 +90,12 @@ class DiscoveryChecks:
             timeout=subject.timeout,
         )
         assert done.returncode == 0, f"{kind.__module__} can't be imported alone:\n{done.stderr}"
-        loaded: dict[str, list[str]] = json.loads(done.stdout.splitlines()[-1])
+        loaded: list[str] = json.loads(done.stdout.splitlines()[-1])
         heavy = _FRAMEWORKS | _list_runtimes(subject)
         found = sorted(
             package
-            for package, owners in loaded.items()
-            if package in heavy or heavy & {canonicalize_name(owner) for owner in owners}
+            for package in loaded
+            if package in heavy or heavy & set(map(canonicalize_name, find_owners(package)))
         )
         assert not found, f"importing {kind.__module__} loads {', '.join(found)}; import in build()"
 

@@ -117,7 +117,7 @@ async def _speaks_tls(url: httpx.URL) -> bool:
     """Return whether a TLS handshake succeeds at the address of an http URL; nothing is sent."""
     if url.scheme != "http":
         return False
-    context = ssl.create_default_context()
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
     try:
         async with asyncio.timeout(_HANDSHAKE_S):

@@ -9,6 +9,7 @@ all that it has started. Each call and each stream of the session runs on a thre
 from __future__ import annotations
 
 import faulthandler
+import gc
 import os
 import pickle
 import queue
@@ -257,6 +258,7 @@ _FLUSH_S = 10.0
 
 def main() -> None:
     """Serve until the parent sends `Close` or is gone."""
+    gc.freeze()  # what was imported stays: no collection has to look at it, least of all the last
     if (found := read_versions()) != sys.argv[1:]:
         names = " and ".join(PACKAGES)
         sys.exit(f"{sys.executable} has {names} {found}, its parent has {sys.argv[1:]}")
