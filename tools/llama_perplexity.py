@@ -54,9 +54,10 @@ NAMES = {
 QUANTISATIONS = ("q8_0", "q4_0")
 _FORMAT = re.compile(r"%\d+\.\d+l?f")
 _BUILD = ("BUILD_SHARED_LIBS", "GGML_OPENMP", "LLAMA_BUILD_APP", "LLAMA_BUILD_EXAMPLES")
-_BUILD += ("LLAMA_BUILD_SERVER", "LLAMA_BUILD_TESTS", "LLAMA_OPENSSL")
-"""Off: not needed. Kernels are this processor's: with others, some activations of
-quantised weights are rounded otherwise, and the figures of q8_0 move by more than the tolerance.
+_BUILD += ("LLAMA_BUILD_SERVER", "LLAMA_BUILD_TESTS", "LLAMA_OPENSSL", "GGML_NATIVE")
+"""Off: not needed; and kernels as in the environment gguf, which is built without `GGML_NATIVE`: by
+others, some activations of quantised weights are rounded otherwise, and the figures of q8_0 move by
+more than the tolerance.
 """
 
 

@@ -108,8 +108,8 @@ def test_difference_of_shares_is_at_most_one() -> None:
     found = clustered_t_test(before, after, groups, higher_is_better=True)
     assert found.interval is not None
     assert found.interval[0] == -1.0
-    halves = [[value / 2 for value in side] for side in (before, after)]
-    wider = clustered_t_test(*halves, groups, higher_is_better=True)
+    half = [value / 2 for value in before], [value / 2 for value in after]
+    wider = clustered_t_test(*half, groups, higher_is_better=True)
     assert wider.interval is not None
     assert 2 * wider.interval[0] < -1.0
 
