@@ -111,12 +111,7 @@ class AsyncSession:
         Raises:
             EvalutionError: as `generate`, over one of the requests; the others are given up.
         """
-        outputs: dict[int, Any] = {}
-        with self._submit(requests) as call:
-            while len(outputs) < len(requests):
-                index, event = await call.read()
-                outputs[index] = _check_output(event)
-        return [outputs[index] for index in range(len(requests))]
+        return await self._collect(requests, _check_output)
 
     async def score(self, request: LoglikelihoodRequest) -> LoglikelihoodOutput:
         """Return the score of one continuation; raises as `generate`."""
@@ -146,11 +141,7 @@ class AsyncSession:
         Raises:
             EvalutionError: the session failed, or was closed meanwhile.
         """
-        results: dict[int, Any] = {}
-        with self._submit(requests) as call:
-            while len(results) < len(requests):
-                index, results[index] = await call.read()
-        return [results[index] for index in range(len(requests))]
+        return await self._collect(requests, lambda event: event)
 
     async def events(
         self, requests: Sequence[Request], *, deltas: bool = False
@@ -178,6 +169,17 @@ class AsyncSession:
             channels = list(self._channels.values())
         for channel in channels:
             channel.close()
+
+    async def _collect(
+        self, requests: Sequence[Request], read: Callable[[Event], Any]
+    ) -> list[Any]:
+        """Return what `read` makes of each request's event; if it raises, the rest is given up."""
+        found: dict[int, Any] = {}
+        with self._submit(requests) as call:
+            while len(found) < len(requests):
+                index, event = await call.read()
+                found[index] = read(event)
+        return [found[index] for index in range(len(requests))]
 
     def _submit(self, requests: Sequence[Request], *, deltas: bool = False) -> Call:
         """Begin a call, whose requests are given up at the end of a `with` on it."""

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal
 from xml.etree import ElementTree
@@ -239,31 +239,24 @@ def _list_losses(policy: Policy, comparison: Comparison) -> Iterator[_Loss]:
             if found is None
             else _find_obstacle(found.rows, metrics[metric])
         )
-        yield _read_loss(name, metric, margin, metrics.get(metric), obstacle, rule)
+        loss = _read_loss(name, metric, margin, metrics.get(metric))
+        yield replace(loss, obstacle=obstacle, advisory=rule.advisory)
 
 
-def _read_loss(
-    suite: str,
-    name: str,
-    margin: float,
-    metric: MetricComparison | None,
-    obstacle: str | None,
-    rule: SuitePolicy,
-) -> _Loss:
+def _read_loss(suite: str, name: str, margin: float, metric: MetricComparison | None) -> _Loss:
     """Return the loss with its interval, and the rows or groups that both answered."""
     test = None if metric is None else metric.test
     if metric is None or test is None or test.difference is None:
-        return _Loss(suite, name, margin, None, None, 0, 0.0, obstacle, rule.advisory)
+        return _Loss(suite, name, margin, None, None, parts=0, freedom=0.0)
     sign, ends = -1.0 if metric.higher_is_better else 1.0, test.interval
     if ends is None and test.p_value == 1.0 and not (test.left_better or test.right_better):
         ends = (0.0, 0.0)  # every row has the same score on both sides
     if ends is not None:
         ends = min(sign * end for end in ends), max(sign * end for end in ends)
-    loss = sign * test.difference + 0.0
     parts, part = (test.pairs, "row") if test.groups is None else (test.groups, "group")
     freedom = test.pairs - 1.0 if test.freedom is None else test.freedom
-    shown = (loss, ends, parts, freedom, obstacle, rule.advisory, part)
-    return _Loss(suite, name, margin, *shown)
+    loss = sign * test.difference + 0.0
+    return _Loss(suite, name, margin, loss, ends, parts=parts, freedom=freedom, part=part)
 
 
 def _find_obstacle(rows: Pairing, metric: MetricComparison) -> str | None:
@@ -303,14 +296,13 @@ def _list_distances(policy: Policy, found: FidelityResult) -> Iterator[_Loss]:
 def _read_estimate(
     subject: str, figure: str, margin: float, loss: Estimate, documents: int, obstacle: str | None
 ) -> _Loss:
+    found = _Loss(subject, figure, margin, loss.value, None, documents, documents - 1.0)
     low, high = loss.low, loss.high
     if low is None or high is None:
         few = "fewer than two documents leave no interval; measure more rows"
-        return _Loss(subject, figure, margin, loss.value, None, documents, 0.0, few)
-    if low > margin:  # a lower bound that is too large is too large
-        obstacle = None
-    shown = (loss.value, (low, high), documents, documents - 1.0, obstacle)
-    return _Loss(subject, figure, margin, *shown)
+        return replace(found, obstacle=few)
+    # A lower bound that is too large is too large.
+    return replace(found, interval=(low, high), obstacle=None if low > margin else obstacle)
 
 
 def _complement(share: Estimate) -> Estimate:
