@@ -217,7 +217,7 @@ class Stages:
 
     def __init__(self) -> None:
         self._start = time.monotonic()
-        self._rows: list[tuple[str, float, bool, str]] = []
+        self._rows: list[tuple[str, float, float, bool, str]] = []
         self._counts = {"passed": 0, "failed": 0, "skipped": 0}
         self._findings: list[str] = []
         self._lock = threading.Lock()
@@ -263,15 +263,22 @@ class Stages:
                     findings.append(line)
                 if COUNTS.search(line) and re.search(r" in [\d.]+s", line):
                     summary = line
-            status = process.wait()
+            _, code, usage = os.wait4(process.pid, 0)
+            status = process.returncode = os.waitstatus_to_exitcode(code)
         print("".join(held), end="", flush=True)
-        self.add(name, time.monotonic() - start, status == 0, summary)
+        processor = usage.ru_utime + usage.ru_stime
+        self.add(name, time.monotonic() - start, status == 0, summary, processor)
         if status:
             self._findings += [f"\n{name}:\n", *findings[-FINDINGS_SHOWN:]]
         return status == 0
 
-    def add(self, name: str, seconds: float, passed: bool, summary: str = "") -> None:
-        """Record the outcome of a stage; `summary` is the last line of a run of pytest."""
+    def add(
+        self, name: str, seconds: float, passed: bool, summary: str = "", processor: float = 0.0
+    ) -> None:
+        """Record the outcome of a stage; `summary` is the last line of a run of pytest.
+
+        `processor` are the seconds of its processes, without those that nobody waited for.
+        """
         counts = {kind.rstrip("s"): int(number) for number, kind in COUNTS.findall(summary)}
         with self._lock:
             self._counts["passed"] += counts.get("passed", 0)
@@ -280,18 +287,21 @@ class Stages:
             if not passed and not counts.get("failed") and not counts.get("error"):
                 self._counts["failed"] += 1
             shown = ", ".join(f"{number} {kind}" for number, kind in COUNTS.findall(summary))
-            self._rows.append((name, seconds, passed, shown))
+            self._rows.append((name, seconds, processor, passed, shown))
         print(f"{name}: {'passed' if passed else 'FAILED'}, {seconds:.0f} s", flush=True)
 
     def close(self) -> int:
         """Print what failed, the table and the closing line; return the exit status."""
         print("".join(self._findings), end="")
-        print(f"\n{'stage':34}{'seconds':>8}  outcome")
-        for name, seconds, passed, shown in self._rows:
-            print(f"{name:34}{seconds:8.0f}  {'passed' if passed else 'FAILED'}  {shown}")
-        failed = [name for name, _, passed, _ in self._rows if not passed]
+        print(f"\n{'stage':34}{'seconds':>8}{'processor':>10}  outcome")
+        for name, seconds, processor, passed, shown in self._rows:
+            outcome = "passed" if passed else "FAILED"
+            print(f"{name:34}{seconds:8.0f}{processor:10.0f}  {outcome}  {shown}")
+        failed = [name for name, _, _, passed, _ in self._rows if not passed]
         total = time.monotonic() - self._start
-        print(f"{'all':34}{total:8.0f}  {', '.join(failed) + ' FAILED' if failed else 'passed'}")
+        processor = sum(row[2] for row in self._rows)
+        outcome = ", ".join(failed) + " FAILED" if failed else "passed"
+        print(f"{'all':34}{total:8.0f}{processor:10.0f}  {outcome}")
         counts = self._counts
         print(
             f"\n{counts['passed']} passed, {counts['failed']} failed, {counts['skipped']} skipped"

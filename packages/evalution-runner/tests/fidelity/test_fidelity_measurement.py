@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import json
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -14,6 +16,7 @@ from evalution.fidelity.result import FidelityResult
 from evalution.fidelity.sides import LiveSession
 from evalution.fidelity.table import make_fidelity_table
 from evalution.fidelity.wording import describe_result
+from evalution.rows.local import rows_path
 from evalution.runs.preflight import EngineAndModel
 from evalution_core import (
     BaseEngine,
@@ -176,6 +179,24 @@ def test_drift_shows_in_every_figure() -> None:
     assert prompts == sum(greedy.prompts for greedy in completions if greedy) > 12
 
 
+def test_rows_of_a_group_are_one_document(tmp_path: Path) -> None:
+    lines = rows_path("builtin:tiny/prose").read_text().splitlines()[:6]
+    rows = [json.loads(row) | {"story": at % 3, "line": at} for at, row in enumerate(lines)]
+    path = tmp_path / "prose.jsonl"
+    path.write_text("\n".join(map(json.dumps, rows)))
+    grouped, single = (
+        evalution.Perplexity(data=str(path), text="text", group=group, name=group)
+        for group in ("story", "line")
+    )
+    found = measure(drift(noise=1e-2), grouped, single, PROSE)
+    story, line, ungrouped = (suite.candidate.divergence.kl for suite in found.suites)
+    assert [suite.documents for suite in found.suites] == [3, 6, 6]
+    assert found.overall.documents == 15
+    assert line == ungrouped
+    assert story.value == ungrouped.value
+    assert story.low != ungrouped.low
+
+
 def test_control_is_found_and_takes_the_engines_share_off(other: Callable[[str], Model]) -> None:
     found = measure(drift(other("quantised"), noise=0.2))
     assert found.control is not None
@@ -304,6 +325,21 @@ def test_sides_that_cannot_be_compared_are_refused(
 ) -> None:
     with pytest.raises(ConfigurationError, match=message):
         measure(candidate, **options)
+
+
+def test_missing_numpy_is_named_with_the_command_that_installs_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setitem(sys.modules, "numpy", None)
+    for name in ("measure_fidelity", "record_reference", "FidelityOptions"):
+        monkeypatch.delitem(vars(evalution.fidelity), name, raising=False)
+        with pytest.raises(ConfigurationError) as error:
+            getattr(evalution.fidelity, name)
+        assert str(error.value) == (
+            "measuring fidelity needs numpy, which isn't installed; "
+            "pip install 'evalution-runner[fidelity]'"
+        )
+    assert evalution.fidelity.read_fidelity
 
 
 def test_requests_in_messages_are_refused() -> None:

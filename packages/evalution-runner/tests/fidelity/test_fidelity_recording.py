@@ -13,7 +13,6 @@ import evalution
 from evalution.fidelity import (
     FidelityOptions,
     measure_fidelity,
-    measurement,
     record_reference,
 )
 from evalution.runs.preflight import EngineAndModel
@@ -170,6 +169,6 @@ def test_interrupted_measurement_says_what_is_kept(
 
     specs = write_specs(tmp_path)
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(measurement, "measure_fidelity", interrupt)
+    monkeypatch.setattr(evalution.fidelity, "measure_fidelity", interrupt)
     done = command_line("fidelity", *specs, *words)
     assert (done.returncode, done.stderr) == (130, f"interrupted; {kept}\n")

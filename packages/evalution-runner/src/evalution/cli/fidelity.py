@@ -10,7 +10,6 @@ from typer.core import TyperGroup
 
 from evalution.cli.errors import KEPT, NOTHING_KEPT, report_errors
 from evalution.cli.options import Command, DebugOption, JsonOption, make_app
-from evalution.hints import import_extra
 from evalution.progress_bar import make_terminal_progress
 from evalution.results import to_json
 from evalution.runs.preflight import EngineAndModel
@@ -98,8 +97,12 @@ def compare(
     """
     kept = f"{NOTHING_KEPT} without --output" if output is None else _GOES_ON
     with report_errors(debug=debug, kept=kept):
-        measurement = _load_measurement()
-        from evalution.fidelity import store  # noqa: PLC0415 - only this command needs it
+        from evalution.fidelity import (  # noqa: PLC0415 - they import NumPy
+            FidelityOptions,
+            measure_fidelity,
+            read_text_suite,
+            store,
+        )
 
         if control is not None and no_control:
             raise ConfigurationError("--control and --no-control exclude each other; take one")
@@ -108,11 +111,11 @@ def compare(
         left = None if is_recording(reference) else load_spec(reference)
         folder = None if output is None else store.FIDELITY_FILE.make_folder(output)
         isolate = right.isolate or (left is not None and left.isolate)
-        found = measurement.measure_fidelity(
+        found = measure_fidelity(
             parse_path(reference) if left is None else _pair(left),
             _pair(right),
-            (left or right).tests if text is None else [measurement.read_text_suite(text)],
-            measurement.FidelityOptions(
+            (left or right).tests if text is None else [read_text_suite(text)],
+            FidelityOptions(
                 window, top, limit, folder, held, seeks_control=not no_control, isolate=isolate
             ),
             progress=make_terminal_progress(),
@@ -139,26 +142,22 @@ def record(
 ) -> None:
     """Write the distributions of REFERENCE to a file that stands in its place later."""
     with report_errors(debug=debug, kept=_GOES_ON):
-        measurement = _load_measurement()
-        from evalution.fidelity import recording  # noqa: PLC0415 - only this command needs it
+        from evalution.fidelity import (  # noqa: PLC0415 - they import NumPy
+            FidelityOptions,
+            read_text_suite,
+            record_reference,
+        )
 
         spec = _load_live(reference, "side that is recorded")
-        windows = recording.record_reference(
+        windows = record_reference(
             _pair(spec),
-            spec.tests if text is None else [measurement.read_text_suite(text)],
+            spec.tests if text is None else [read_text_suite(text)],
             output,
-            measurement.FidelityOptions(window=window, limit=limit, isolate=spec.isolate),
+            FidelityOptions(window=window, limit=limit, isolate=spec.isolate),
             top=top,
             progress=make_terminal_progress(),
         )
         print(f"recorded: {windows} windows in {output} ({output.stat().st_size / 1e6:.1f} MB)")
-
-
-def _load_measurement() -> Any:
-    import_extra("numpy", "fidelity", "measuring fidelity", "numpy")
-    from evalution.fidelity import measurement  # noqa: PLC0415 - it imports NumPy
-
-    return measurement
 
 
 def _pair(spec: Spec) -> EngineAndModel:

@@ -53,15 +53,22 @@ class Window:
 
 @dataclass(slots=True)
 class Document:
-    """A row of a suite, the cluster of its positions; `gold` is the right choice of a question.
+    """A row of a suite; `gold` is the right choice of a question.
 
-    `prompt` is the beginning of a completion that every side writes on by itself.
+    `prompt` is the beginning of a completion that every side writes on by itself. Positions of a
+    row resemble each other, and so do those of rows of a `group`.
     """
 
     number: int
+    group: str | None = None
     windows: list[Window] = field(default_factory=list[Window])
     gold: int | None = None
     prompt: Sequence[int] = ()
+
+    @property
+    def cluster(self) -> int | str:
+        """Name of what all intervals are clustered by, within the suite."""
+        return self.number if self.group is None else self.group
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,7 +99,7 @@ def prepare_suite(
     preparation = _Preparation(name, codec, window, complete)
     documents = list(preparation.read(suite.samples(limit)))
     if len(documents) == 1 and len(windows := documents[0].windows) > 1:
-        documents = [Document(at, [part]) for at, part in enumerate(windows)]
+        documents = [Document(at, windows=[part]) for at, part in enumerate(windows)]
         documents[0].prompt = _begin(windows[0])
     return PreparedSuite(name, suite.request_kind.value, documents)
 
@@ -108,7 +115,7 @@ class _Preparation:
     def read(self, samples: Iterable[Sample]) -> Iterator[Document]:
         waiting: list[tuple[Document, list[GenerationRequest]]] = []
         for sample in samples:
-            document = Document(sample.index)
+            document = Document(sample.index, sample.group)
             if isinstance(sample, ChoiceSample):
                 document.gold = sample.gold
             prompts: list[GenerationRequest] = []

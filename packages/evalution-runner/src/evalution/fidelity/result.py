@@ -151,7 +151,7 @@ class Arm:
 
 @dataclass(frozen=True, slots=True)
 class SuiteFidelity:
-    """A suite, or a text: `documents` are its rows, the clusters of all intervals.
+    """A suite, or a text: `documents` are its rows, or its groups of rows, which cluster intervals.
 
     `contrast` is the mean of the candidate's `kl` less the control's at the same positions.
     """

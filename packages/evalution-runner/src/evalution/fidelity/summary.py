@@ -137,44 +137,45 @@ def _find_parting(before: Sequence[int], after: Sequence[int]) -> int | None:
 class _Compared:
     """An arm's figures; those of failed windows are left out.
 
-    Each position has the number of its document, which no two suites share, and of its window, by
+    Each position has the number of its cluster, which no two suites share, and of its window, by
     which arms are paired.
     """
 
     def __init__(self) -> None:
         self._figures: list[Figures] = []
         self._positions: list[NDArray[np.int64]] = []
-        self._documents: list[int] = []
+        self._clusters: list[int] = []
+        self._numbers: dict[tuple[str, int | str], int] = {}
         self.windows: dict[tuple[str, int], int] = {}
         self._is_bound = False
 
     def add(self, suite: PreparedSuite, windows: Sequence[WindowComparison]) -> None:
-        first = max(self._documents, default=-1) + 1
         pairs = enumerate(_pair_windows(suite, windows))
         for at, (document, window, comparison) in pairs:
             if comparison.figures is not None:
                 self.windows[suite.name, at] = len(self._figures)
                 self._figures.append(comparison.figures)
                 self._positions.append(np.arange(window.start, len(window.input_ids)))
-                self._documents.append(first + document.number)
+                key = (suite.name, document.cluster)
+                self._clusters.append(self._numbers.setdefault(key, len(self._numbers)))
                 self._is_bound |= comparison.vocabulary is None
 
     @property
-    def documents(self) -> int:
-        return len(set(self._documents))
+    def clusters(self) -> int:
+        return len(self._numbers)
 
     def select(self, chosen: Sequence[int]) -> tuple[Figures, NDArray[np.int64]]:
-        """Return figures and document of each position of the chosen windows."""
+        """Return figures and cluster of each position of the chosen windows."""
         figures = [self._figures[at] for at in chosen]
-        numbers = [self._documents[at] for at in chosen]
+        numbers = [self._clusters[at] for at in chosen]
         lengths = [len(each) for each in figures]
         return np.concatenate(figures), np.repeat(numbers, lengths)
 
     def make_arm(self, **rest: Any) -> Arm:
         """Return the arm with its figures; `rest` are its fields that aren't figures."""
-        figures, documents = self.select(range(len(self._figures)))
+        figures, clusters = self.select(range(len(self._figures)))
         return Arm(
-            divergence=summarize_figures(figures, documents, is_lower_bound=self._is_bound),
+            divergence=summarize_figures(figures, clusters, is_lower_bound=self._is_bound),
             histogram=make_histogram(figures),
             by_position=bin_by_position(figures, np.concatenate(self._positions)),
             by_entropy=bin_by_entropy(figures),
@@ -242,10 +243,10 @@ def _make_suite(
             (at, right.windows[key]) for key, at in left.windows.items() if key in right.windows
         ]
         if shared:
-            candidate, documents = left.select([at for at, _ in shared])
+            candidate, clusters = left.select([at for at, _ in shared])
             control, _ = right.select([at for _, at in shared])
-            contrast = estimate_contrast(candidate, control, documents)
-    count = compared["candidate"].documents
+            contrast = estimate_contrast(candidate, control, clusters)
+    count = compared["candidate"].clusters
     return SuiteFidelity(name, kind, count, arms["candidate"], arms.get("control"), contrast)
 
 
