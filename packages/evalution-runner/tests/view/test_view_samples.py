@@ -208,6 +208,13 @@ def test_messages_and_tokens_are_shown_as_they_were_fed(answered: Answered) -> N
     ]
 
 
+def test_group_is_shown_and_found(answered: Answered) -> None:
+    grouped = answered(1, group="the Owl's tale")
+    suite = view_samples([answered(0), grouped])
+    assert [make_sample(suite, row)["group"] for row in (0, 1)] == [None, "the Owl's tale"]
+    assert list_rows(suite, q="owl's") == [1]
+
+
 def test_latest_samples_are_those_that_are_not_right(
     tmp_path: Path, run_folder: Callable[..., Path], answered: Answered
 ) -> None:

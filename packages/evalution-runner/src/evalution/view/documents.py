@@ -202,13 +202,15 @@ class SampleDocument(TypedDict):
 
     `extracted` is what was compared with the target, by metric or by filter; a choice suite's
     choices are in `choices` instead. `tokens` are those of the prediction, or of the scored text of
-    a suite without choices, None unless the run recorded them. `previous` and `next` are the
-    neighbours in the list that was asked for, None at its ends.
+    a suite without choices, None unless the run recorded them. `group` is that of rows that belong
+    together, None in a suite without groups. `previous` and `next` are the neighbours in the list
+    that was asked for, None at its ends.
     """
 
     run: str
     suite: str
     index: int
+    group: str | None
     prompt: str | None
     messages: Sequence[MessageDocument] | None
     target: str | None

@@ -116,7 +116,7 @@ class SampleQuery:
     """Choice of samples of a suite.
 
     `q` has words, and phrases in quotes, that all occur in the prompt, the target, the prediction,
-    the extracted answer, a choice or the error, whatever their case.
+    the extracted answer, a choice, the error or the group, whatever their case.
 
     Raises:
         ConfigurationError: there is no such choice or order, or a number is out of range.
@@ -249,7 +249,7 @@ def _list_texts(sample: SampleResult) -> Iterator[str]:
         yield sample.prompt
     else:
         yield from (_format_content(message) for message in sample.prompt or ())
-    yield from (part for part in (sample.target, sample.prediction, sample.error) if part)
+    yield from filter(None, (sample.target, sample.prediction, sample.error, sample.group))
     yield from filter(None, _read_list(sample.extracted.get("choices"), is_text))
     yield from (part for part in sample.extracted.values() if isinstance(part, str))
 
@@ -342,6 +342,7 @@ def make_sample(
         "run": suite.run,
         "suite": suite.name,
         "index": sample.index,
+        "group": sample.group,
         "prompt": sample.prompt if isinstance(sample.prompt, str) else None,
         "messages": None if messages is None else [_make_message(one) for one in messages],
         "target": sample.target,

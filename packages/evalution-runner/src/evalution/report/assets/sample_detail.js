@@ -98,7 +98,7 @@ const SampleDetail = (() => {
     const both = [[of(values.run), sample], ...(other === null ? [] : [[of(values.against), other]])];
     const choiceTarget = sample.choices.length > 0 && sample.target !== null && !sample.choices.some((each) => each.is_target);
     place.replaceChildren(
-      element("div", { class: "detail-head" }, element("h2", { tabindex: "-1" }, `${sample.suite} · row ${sample.index}`),
+      element("div", { class: "detail-head" }, element("h2", { tabindex: "-1" }, [sample.suite, `row ${sample.index}`, ...(sample.group === null ? [] : [`group ${sample.group}`])].join(" · ")),
         element("a", { class: "step back", href: Address.change({ index: null }) }, "List"),
         step(values, sample.previous, "↑", "Previous sample", "previous"), step(values, sample.next, "↓", "Next sample", "next")),
       ...fed(sample, words),

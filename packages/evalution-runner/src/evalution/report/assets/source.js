@@ -75,7 +75,7 @@ const Source = (() => {
     const messages = (sample.messages ?? []).map((message) => message.content);
     const extracted = Object.values(sample.extracted).filter((value) => typeof value === "string");
     const choices = sample.choices.map((choice) => choice.text);
-    return [sample.prompt, ...messages, sample.target, sample.prediction, sample.error, ...extracted, ...choices]
+    return [sample.prompt, ...messages, sample.target, sample.prediction, sample.error, sample.group, ...extracted, ...choices]
       .filter((text) => typeof text === "string").join("\n").toLowerCase();
   }
 
