@@ -21,10 +21,10 @@ import sys
 import threading
 import time
 import tomllib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
-from typing import Any
 
 from members import (
     Environment,
@@ -61,10 +61,12 @@ GPU_REHEARSAL = [
     *("-m", "tools.gpu", "all", "--rehearse", "--fresh", "--work", "build/gpu/rehearsal"),
 ]
 """Every stage of docs/gpu.md at tiny sizes, the bundle's assembly included."""
-FUZZ = ["nice", "-n", "5", "uv", "run", "tools/fuzz.py", "--seed", "1", "--seconds", "600"]
-"""A minute of processor time for each parser, beside the stages, which come first."""
+FUZZ = ["uv", "run", "tools/fuzz.py", "--seed", "1", "--seconds", "600"]
+"""A minute of processor time for each parser."""
 PUBLISHED = ["uv", "run", "pytest", "-m", "wide", "-n", "0", "tests/test_published.py"]
 """Not parallel: one index serves all of it. uv has compiled llama.cpp by then."""
+LANE_BYTES = 6e9
+"""Memory for the largest stage of a lane, with the builds beside it."""
 NO_VERSIONS = [
     "--ignore=packages/evalution-conformance/tests",
     "--ignore=packages/evalution-runner/tests/workers",
@@ -213,7 +215,7 @@ def required(environment: Environment) -> dict[str, str]:
 
 
 class Stages:
-    """Runs stages and keeps their outcomes for the table at the end."""
+    """Runs stages, also from several threads, and keeps their outcomes for the table at the end."""
 
     def __init__(self) -> None:
         self._start = time.monotonic()
@@ -310,7 +312,11 @@ class Stages:
 
 
 def run_all() -> int:
-    """Run every stage; environments are built beside the tests, which need them later."""
+    """Run every stage: the light ones one after the other, then all others in lanes.
+
+    A lane is a core that runs one stage after the other, each with one process of pytest: what a
+    stage has in common is made once, and while one waits for a server, another computes.
+    """
     os.environ |= {"UV_LOCKED": "1", "CI": "true"}
     # A test that hangs ends its run, with where each thread stands.
     os.environ["PYTEST_ADDOPTS"] = (
@@ -318,13 +324,12 @@ def run_all() -> int:
     )
     stages = Stages()
     environments = read_environments()
-    # The compilation of llama.cpp takes minutes and runs beside everything else; the other builds
-    # wait for the network more than for the processor, and follow one another. So do the stages
-    # that need one core, while tests that start servers leave one idle.
+    # The builds wait for the network more than for the processor, and follow one another; the
+    # compilation of llama.cpp takes minutes, and has a thread of its own.
     with (
         ThreadPoolExecutor(1) as compiling,
         ThreadPoolExecutor(1) as building,
-        ThreadPoolExecutor(1) as computing,
+        ThreadPoolExecutor(count_lanes()) as lanes,
     ):
         builds = {
             name: (compiling if environment.system == ["g++"] else building).submit(
@@ -334,34 +339,31 @@ def run_all() -> int:
         }
         lowest = building.submit(run_quietly, lowest_commands())
         run_light(stages)
-        beside: list[Future[Any]] = [
-            computing.submit(stages.run, "fuzz", FUZZ, is_beside=True),
+        os.environ["PYTEST_ADDOPTS"] += " --numprocesses=1"
+        tasks: list[Callable[[], object]] = [
+            partial(stages.run, "published", PUBLISHED, is_beside=True),
+            partial(stages.run, "fuzz", FUZZ, is_beside=True),
+            *(partial(run_python, stages, *each) for each in OTHER_PYTHONS.items()),
+            *(
+                partial(run_environment, stages, environments[name], builds[name])
+                for name in builds
+            ),
+            partial(run_lowest, stages, lowest),
+            partial(run_matrix, stages, builds),
         ]
-        for name, environment in environments.items():
-            if is_built(stages, name, builds[name]):
-                beside.append(computing.submit(check_types, stages, environment))
-                stages.run(name, test_command(environment, []), required(environment))
-                if name == "torch":
-                    python = str(environment.folder / "bin" / "python")
-                    stages.run("tiny model", [python, "tools/train_tiny_model.py", "--check"])
-                if name == "lm-eval":
-                    python = str(environment.folder / "bin" / "python")
-                    rehearsal = [python, *GPU_REHEARSAL]
-                    beside.append(
-                        computing.submit(stages.run, "stages of a GPU", rehearsal, is_beside=True)
-                    )
-        stages.run("fidelity matrix", ["uv", "run", "tools/fidelity_matrix.py"])
-        light = {"EVALUTION_REQUIRE": " ".join(light_members())}
-        if is_built(stages, "lowest", lowest):
-            stages.run("lowest", [".venv-lowest/bin/pytest", "packages", *NO_VERSIONS], light)
-        stages.run("published", PUBLISHED)
-        for stage in beside:
-            stage.result()
+        for done in [lanes.submit(task) for task in tasks]:
+            done.result()
     return stages.close()
 
 
+def count_lanes() -> int:
+    """Return how many stages run at once: one for each core, up to what memory holds."""
+    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    return max(1, min(len(os.sched_getaffinity(0)), int(memory / LANE_BYTES)))
+
+
 def run_light(stages: Stages) -> None:
-    """Run the README's two commands as they stand there, the static checks, and other Pythons."""
+    """Run the README's two commands as they stand there, and what uses all cores by itself."""
     light = {"EVALUTION_REQUIRE": " ".join(sorted(read_light()))}
     quickstart = ["uv", "run", "evalution", "run", "docs/examples/quickstart.yaml"]
     stages.run("quickstart", quickstart, light)
@@ -378,17 +380,53 @@ def run_light(stages: Stages) -> None:
     if stages.run("upstream signatures", ["uv", "run", "tools/check_upstream_api.py"]):
         drift = ["uv", "run", "pytest", "-m", "wide", "tests/test_planted_drift.py"]
         stages.run("planted drift", drift)
-    for version, tests in OTHER_PYTHONS.items():
-        name, folder = f"light on {version}", ROOT / f".venv-{version}"
-        try:
-            sync = ["uv", "sync", "--quiet", "--python", find_python(version)]
-        except RuntimeError as error:
-            print(error, flush=True)
-            stages.add(name, 0, passed=False)
-            continue
-        variables = {**light, "UV_PROJECT_ENVIRONMENT": str(folder)}
-        if stages.run(f"build {version}", sync, variables):
-            stages.run(name, [str(folder / "bin" / "pytest"), *tests], light)
+
+
+def run_python(stages: Stages, version: str, tests: Sequence[str]) -> None:
+    """Run light tests on another version of Python."""
+    name, folder = f"light on {version}", ROOT / f".venv-{version}"
+    light = {"EVALUTION_REQUIRE": " ".join(sorted(read_light()))}
+    try:
+        sync = ["uv", "sync", "--quiet", "--python", find_python(version)]
+    except RuntimeError as error:
+        print(error, flush=True)
+        stages.add(name, 0, passed=False)
+        return
+    variables = {**light, "UV_PROJECT_ENVIRONMENT": str(folder)}
+    if stages.run(f"build {version}", sync, variables, is_beside=True):
+        stages.run(name, [str(folder / "bin" / "pytest"), *tests], light, is_beside=True)
+
+
+def run_environment(
+    stages: Stages, environment: Environment, build: Future[tuple[int, str]]
+) -> None:
+    """Run the tests of an environment, and what else needs it."""
+    name, python = environment.name, str(environment.folder / "bin" / "python")
+    if not is_built(stages, name, build):
+        return
+    stages.run(name, test_command(environment, []), required(environment), is_beside=True)
+    check_types(stages, environment)
+    if name == "torch":
+        check = [python, "tools/train_tiny_model.py", "--check"]
+        stages.run("tiny model", check, is_beside=True)
+    if name == "lm-eval":
+        stages.run("stages of a GPU", [python, *GPU_REHEARSAL], is_beside=True)
+
+
+def run_lowest(stages: Stages, build: Future[tuple[int, str]]) -> None:
+    """Run the tests of the light packages with their dependencies' lowest versions."""
+    light = {"EVALUTION_REQUIRE": " ".join(light_members())}
+    if is_built(stages, "lowest", build):
+        command = [".venv-lowest/bin/pytest", "packages", *NO_VERSIONS]
+        stages.run("lowest", command, light, is_beside=True)
+
+
+def run_matrix(stages: Stages, builds: Mapping[str, Future[tuple[int, str]]]) -> None:
+    """Hold the engines of all environments against each other, once these are built."""
+    for build in builds.values():
+        build.result()
+    matrix = ["uv", "run", "tools/fidelity_matrix.py"]
+    stages.run("fidelity matrix", matrix, is_beside=True)
 
 
 def is_built(stages: Stages, name: str, build: Future[tuple[int, str]]) -> bool:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import Counter
+
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -44,6 +46,39 @@ def test_passes_come_in_the_order_of_the_plan(spans: list[TokenSpan], room: int)
             if at not in firsts:
                 firsts.append(at)
     assert firsts == sorted(firsts)
+
+
+@given(_spans(), st.integers(24, 300))
+@settings(deadline=None)
+def test_rows_have_every_target_of_their_pass_behind_its_own_tokens(
+    spans: list[TokenSpan], room: int
+) -> None:
+    tree = PrefixTree(plan_scoring(spans))
+    while (one := tree.next_pass(room)) is not None:
+        rows = None if one.cached else tree.find_rows(one.nodes, room)
+        if rows is None:
+            continue
+        assert len(rows) * max(len(token_ids) for token_ids, _ in rows) <= room
+        found = Counter(target for _, targets in rows for target in targets)
+        assert found == Counter(t for at in one.nodes for t in tree.nodes[at].targets)
+        for token_ids, targets in rows:
+            for target in targets:
+                before = spans[target.span].token_ids[: target.position + 1]
+                assert list(token_ids[: target.position + 1]) == list(before)
+
+
+def test_texts_of_one_length_stand_in_rows_of_their_own() -> None:
+    texts = [[1, *range(first, first + 40)] for first in (100, 200, 300)]
+    spans = [TokenSpan(ids, 1) for ids in texts]
+    tree = PrefixTree(plan_scoring(spans))
+    one = tree.next_pass(200)
+    assert one is not None
+    rows = tree.find_rows(one.nodes, 200)
+    assert rows is not None
+    assert [list(token_ids) for token_ids, _ in rows] == [ids[:-1] for ids in texts]
+    # The first token of each text is scored behind the one that they share, in the first row.
+    assert [len(targets) for _, targets in rows] == [42, 39, 39]
+    assert tree.find_rows(one.nodes, 119) is None
 
 
 def test_cached_tokens_are_cut_off_the_first_root() -> None:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from typing import TypeAlias
 
 from evalution_enginekit import ScoringPlan, Target, TokenSpan, batches, plan_scoring
 from evalution_transformers.forward import Forward, SharedPrefix, TorchLogits
@@ -17,6 +18,8 @@ from evalution_transformers.scoring_passes import PassLogits, Scorer, group_by_t
 
 _LEAST_KEPT = 8
 """Cached tokens from which continuing behind them beats running them again."""
+_PADDED = 1.05
+"""Tokens with their padding, for each token, up to which sequences stand in rows of their own."""
 _REPEATED_SHARE = 64
 """A root of at most a 64th of a pass is repeated rather than cached."""
 
@@ -35,6 +38,10 @@ class Node:
     @property
     def end(self) -> int:
         return self.depth + len(self.token_ids)
+
+
+Row: TypeAlias = tuple[Sequence[int], Sequence[Target]]
+"""A sequence from its first token, with the targets that its pass scores."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,6 +130,35 @@ class PrefixTree:
         """Return the tokens along a path of nodes."""
         return [token_id for at in path for token_id in self.nodes[at].token_ids]
 
+    def find_rows(self, nodes: Sequence[int], room: int) -> list[Row] | None:
+        """Return a pass behind no prefix as a row for each leaf, if that adds hardly any tokens.
+
+        With their padding, the rows are at most `room` tokens.
+
+        Attention within rows takes far less than with a mask over all tokens in one.
+        """
+        inner = {self.nodes[at].parent for at in nodes}
+        leaves = [at for at in nodes if at not in inner]
+        padded = len(leaves) * max(self.nodes[leaf].end for leaf in leaves)
+        tokens = sum(len(self.nodes[at].token_ids) for at in nodes)
+        if padded > min(room, _PADDED * tokens):
+            return None
+        rows: list[Row] = []
+        scored: set[int] = set()
+        for leaf in leaves:
+            path = self._find_path(leaf)
+            fresh = [at for at in path if at not in scored]
+            scored.update(path)
+            targets = [target for at in fresh for target in self.nodes[at].targets]
+            rows.append((self.path_ids(path), targets))
+        return rows
+
+    def _find_path(self, leaf: int) -> tuple[int, ...]:
+        path = [leaf]
+        while (parent := self.nodes[path[-1]].parent) is not None:
+            path.append(parent)
+        return tuple(reversed(path))
+
     def _open(self, fork: _Fork, room: int, *, may_cache: bool) -> _Fork | None:
         """Return the children of a subtree that doesn't fit; None: not in this pass."""
         root = self.nodes[fork.waiting[0]]
@@ -189,7 +225,11 @@ class PrefixScorer(Scorer):
             else:
                 self._forward.run(inputs)
         if tree_pass.nodes:
-            yield self._run_nodes(tree, tree_pass.nodes)
+            rows = None if tree_pass.cached else tree.find_rows(tree_pass.nodes, self._pass_tokens)
+            if rows is None:
+                yield self._run_nodes(tree, tree_pass.nodes)
+            else:
+                yield run_rows(self._forward, rows)
         for at in (*tree_pass.cached, *tree_pass.nodes):
             tree.nodes[at].targets = []
 
@@ -241,7 +281,7 @@ class PaddedScorer(Scorer):
         same = group_by_tokens(spans)
         rows = list(same.items())
         for batch in self._batches([len(row) for row in same]):
-            yield self._run([rows[at] for at in batch])
+            yield run_rows(self._forward, [rows[at] for at in batch])
 
     def _batches(self, lengths: list[int]) -> Iterator[list[int]]:
         if not self._equal_lengths:
@@ -252,17 +292,17 @@ class PaddedScorer(Scorer):
             size = max(1, self._pass_tokens // length)
             yield from (equal[begin : begin + size] for begin in range(0, len(equal), size))
 
-    def _run(
-        self, rows: Sequence[tuple[tuple[int, ...], list[Target]]]
-    ) -> tuple[list[Target], PassLogits]:
-        # Causal attention never looks at what follows: padding on the right needs no mask.
-        longest = max(len(token_ids) for token_ids, _ in rows)
-        padded = [[*ids, *ids[-1:] * (longest - len(ids))] for ids, _ in rows]
-        targets = [target for _, targets in rows for target in targets]
-        logits = TorchLogits.run(
-            self._forward,
-            self._forward.inputs(padded),
-            [target.position for target in targets],
-            [at for at, (_, targets) in enumerate(rows) for _ in targets],
-        )
-        return targets, logits
+
+def run_rows(forward: Forward, rows: Sequence[Row]) -> tuple[list[Target], PassLogits]:
+    """Run sequences as rows, padded to the longest; returns their targets and these' logits."""
+    # Causal attention never looks at what follows: padding on the right needs no mask.
+    longest = max(len(token_ids) for token_ids, _ in rows)
+    padded = [[*ids, *ids[-1:] * (longest - len(ids))] for ids, _ in rows]
+    targets = [target for _, targets in rows for target in targets]
+    logits = TorchLogits.run(
+        forward,
+        forward.inputs(padded),
+        [target.position for target in targets],
+        [at for at, (_, targets) in enumerate(rows) for _ in targets],
+    )
+    return targets, logits
