@@ -8,8 +8,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from typer.core import TyperGroup
 
+import evalution.fidelity as measuring
 from evalution.cli.errors import KEPT, NOTHING_KEPT, report_errors
 from evalution.cli.options import Command, DebugOption, JsonOption, make_app
+from evalution.fidelity.store import FIDELITY_FILE
 from evalution.progress_bar import make_terminal_progress
 from evalution.results import to_json
 from evalution.runs.preflight import EngineAndModel
@@ -97,30 +99,24 @@ def compare(
     """
     kept = f"{NOTHING_KEPT} without --output" if output is None else _GOES_ON
     with report_errors(debug=debug, kept=kept):
-        from evalution.fidelity import (  # noqa: PLC0415 - they import NumPy
-            FidelityOptions,
-            measure_fidelity,
-            read_text_suite,
-            store,
-        )
-
+        measure = measuring.measure_fidelity  # before anything is made, as it may lack NumPy
         if control is not None and no_control:
             raise ConfigurationError("--control and --no-control exclude each other; take one")
         right = _load_live(candidate, "candidate")
         held = None if control is None else _pair(_load_live(control, "control"))
         left = None if is_recording(reference) else load_spec(reference)
-        folder = None if output is None else store.FIDELITY_FILE.make_folder(output)
+        folder = None if output is None else FIDELITY_FILE.make_folder(output)
         isolate = right.isolate or (left is not None and left.isolate)
-        found = measure_fidelity(
+        found = measure(
             parse_path(reference) if left is None else _pair(left),
             _pair(right),
-            (left or right).tests if text is None else [read_text_suite(text)],
-            FidelityOptions(
+            (left or right).tests if text is None else [measuring.read_text_suite(text)],
+            measuring.FidelityOptions(
                 window, top, limit, folder, held, seeks_control=not no_control, isolate=isolate
             ),
             progress=make_terminal_progress(),
         )
-        written = None if folder is None else store.write_fidelity(found, folder)
+        written = None if folder is None else measuring.write_fidelity(found, folder)
         _show(found, written, as_json=as_json)
 
 
@@ -142,18 +138,12 @@ def record(
 ) -> None:
     """Write the distributions of REFERENCE to a file that stands in its place later."""
     with report_errors(debug=debug, kept=_GOES_ON):
-        from evalution.fidelity import (  # noqa: PLC0415 - they import NumPy
-            FidelityOptions,
-            read_text_suite,
-            record_reference,
-        )
-
         spec = _load_live(reference, "side that is recorded")
-        windows = record_reference(
+        windows = measuring.record_reference(
             _pair(spec),
-            spec.tests if text is None else [read_text_suite(text)],
+            spec.tests if text is None else [measuring.read_text_suite(text)],
             output,
-            FidelityOptions(window=window, limit=limit, isolate=spec.isolate),
+            measuring.FidelityOptions(window=window, limit=limit, isolate=spec.isolate),
             top=top,
             progress=make_terminal_progress(),
         )
