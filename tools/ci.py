@@ -65,6 +65,7 @@ FUZZ = ["uv", "run", "tools/fuzz.py", "--seed", "1", "--seconds", "600"]
 """A minute of processor time for each parser."""
 PUBLISHED = ["uv", "run", "pytest", "-m", "wide", "-n", "0", "tests/test_published.py"]
 """Not parallel: one index serves all of it. uv has compiled llama.cpp by then."""
+IN_LANE = "--numprocesses=1"
 LANE_BYTES = 6e9
 """Memory for the largest stage of a lane, with the builds beside it."""
 NO_VERSIONS = [
@@ -339,7 +340,6 @@ def run_all() -> int:
         }
         lowest = building.submit(run_quietly, lowest_commands())
         run_light(stages)
-        os.environ["PYTEST_ADDOPTS"] += " --numprocesses=1"
         tasks: list[Callable[[], object]] = [
             partial(stages.run, "published", PUBLISHED, is_beside=True),
             partial(stages.run, "fuzz", FUZZ, is_beside=True),
@@ -394,7 +394,7 @@ def run_python(stages: Stages, version: str, tests: Sequence[str]) -> None:
         return
     variables = {**light, "UV_PROJECT_ENVIRONMENT": str(folder)}
     if stages.run(f"build {version}", sync, variables, is_beside=True):
-        stages.run(name, [str(folder / "bin" / "pytest"), *tests], light, is_beside=True)
+        stages.run(name, [str(folder / "bin" / "pytest"), IN_LANE, *tests], light, is_beside=True)
 
 
 def run_environment(
@@ -404,7 +404,8 @@ def run_environment(
     name, python = environment.name, str(environment.folder / "bin" / "python")
     if not is_built(stages, name, build):
         return
-    stages.run(name, test_command(environment, []), required(environment), is_beside=True)
+    pytest, *arguments = test_command(environment, [])
+    stages.run(name, [pytest, IN_LANE, *arguments], required(environment), is_beside=True)
     check_types(stages, environment)
     if name == "torch":
         check = [python, "tools/train_tiny_model.py", "--check"]
@@ -417,7 +418,7 @@ def run_lowest(stages: Stages, build: Future[tuple[int, str]]) -> None:
     """Run the tests of the light packages with their dependencies' lowest versions."""
     light = {"EVALUTION_REQUIRE": " ".join(light_members())}
     if is_built(stages, "lowest", build):
-        command = [".venv-lowest/bin/pytest", "packages", *NO_VERSIONS]
+        command = [".venv-lowest/bin/pytest", IN_LANE, "packages", *NO_VERSIONS]
         stages.run("lowest", command, light, is_beside=True)
 
 
