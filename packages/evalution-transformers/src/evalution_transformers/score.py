@@ -3,7 +3,8 @@
 A pass over a prefix tree takes whole subtrees side by side, up to a number of tokens, behind a
 prefix that is cached. A subtree that is too large has its root added to the cached prefix, and its
 children are taken one after the other; if the root is only a few tokens, they are run again in each
-pass that needs them, which is cheaper than a pass of their own.
+pass that needs them, which is cheaper than a pass of their own. Sequences of a pass that share next
+to nothing and are about as long stand in rows of their own, others in one row under a mask.
 """
 
 from __future__ import annotations
