@@ -298,7 +298,7 @@ def run_rows(forward: Forward, rows: Sequence[Row]) -> tuple[list[Target], PassL
     """Run sequences as rows, padded to the longest; returns their targets and these' logits."""
     # Causal attention never looks at what follows: padding on the right needs no mask.
     longest = max(len(token_ids) for token_ids, _ in rows)
-    padded = [[*ids, *ids[-1:] * (longest - len(ids))] for ids, _ in rows]
+    padded = [[*ids, *[ids[-1]] * (longest - len(ids))] for ids, _ in rows]
     targets = [target for _, targets in rows for target in targets]
     logits = TorchLogits.run(
         forward,
