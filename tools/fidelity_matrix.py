@@ -9,34 +9,40 @@ starts with stand-ins of its tests alone; GPTQModel's quantised weights have a t
 from __future__ import annotations
 
 import argparse
-import json
-import subprocess
 import sys
-import tempfile
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
+
+from evalution import Model, MultipleChoice, Perplexity
+from evalution.fidelity import FidelityOptions, measure_fidelity
+from evalution.fidelity.sides import LiveSession
+from evalution.yaml_spec.run_spec import parse_engine
+from evalution_core import EvalutionError
 
 ROOT = Path(__file__).parents[1]
-ENGINES: dict[str, tuple[str, str, float]] = {
-    "Reference, float32": ("", "{type: Reference, dtype: float32}", 1e-9),
-    "Transformers": ("torch", "{type: Transformers, dtype: float32}", 1e-9),
-    "TransformersCompat": ("torch", "{type: TransformersCompat, dtype: float32}", 1e-9),
-    "Transformers, bfloat16": ("torch", "{type: Transformers, dtype: bfloat16}", 1e-3),
-    "OpenVINO": ("openvino", "{type: OpenVINO, dtype: float32}", 1e-9),
-    "LlamaCpp": ("gguf", "{type: LlamaCpp}", 1e-9),
-    "Tinygrad": ("gguf", "{type: Tinygrad}", 1e-9),
-    "VLLM": ("vllm", "{type: VLLM, dtype: float32}", 1e-9),
+ENGINES: dict[str, tuple[str, dict[str, Any], float]] = {
+    "Reference, float32": ("", {"type": "Reference", "dtype": "float32"}, 1e-9),
+    "Transformers": ("torch", {"type": "Transformers", "dtype": "float32"}, 1e-9),
+    "TransformersCompat": ("torch", {"type": "TransformersCompat", "dtype": "float32"}, 1e-9),
+    "Transformers, bfloat16": ("torch", {"type": "Transformers", "dtype": "bfloat16"}, 1e-3),
+    "OpenVINO": ("openvino", {"type": "OpenVINO", "dtype": "float32"}, 1e-9),
+    "LlamaCpp": ("gguf", {"type": "LlamaCpp"}, 1e-9),
+    "Tinygrad": ("gguf", {"type": "Tinygrad"}, 1e-9),
+    "VLLM": ("vllm", {"type": "VLLM", "dtype": "float32"}, 1e-9),
 }
 """Label to environment, spec and the largest mean KL: float32, and bfloat16's eight bits."""
-TESTS = """
-  - {type: Perplexity, data: "builtin:tiny/prose", text: text, max_rows: 6}
-  - type: MultipleChoice
-    data: builtin:tiny/choices
-    prompt: "Question: {question}\\nAnswer:"
-    choices: choices
-    target: answer
-    max_rows: 8
-"""
+MODEL = Model("builtin:tiny")
+TESTS = [
+    Perplexity(data="builtin:tiny/prose", text="text", max_rows=6),
+    MultipleChoice(
+        data="builtin:tiny/choices",
+        prompt="Question: {question}\nAnswer:",
+        choices="choices",
+        target="answer",
+        max_rows=8,
+    ),
+]
 
 
 def main() -> int:
@@ -47,45 +53,38 @@ def main() -> int:
     given = parser.parse_args()
     failed = 0
     print(f"{'engine':24} {'KL(reference ‖ engine)':>24} {'KL(engine ‖ reference)':>24}")
-    with tempfile.TemporaryDirectory() as folder, ThreadPoolExecutor(2) as pool:
-        exact = write_spec(Path(folder), "exact", "{type: Reference, dtype: float64}")
+    exact = parse_engine({"type": "Reference", "dtype": "float64"})
+    with exact.build(MODEL) as session:
+        reference = LiveSession(session, MODEL, exact)
         for label in given.only:
-            environment, engine, bound = ENGINES[label]
+            environment, declared, bound = ENGINES[label]
             if environment:
-                python = given.python / f".venv-{environment}/bin/python"
-                engine = f"{{python: {python}, {engine[1:]}"
-            spec = write_spec(Path(folder), "engine", engine)
-            found = list(pool.map(measure, (exact, spec), (spec, exact)))
-            is_within = all(isinstance(kl, float) and kl <= bound for kl in found)
+                python = given.python / f".venv-{environment}" / "bin" / "python"
+                declared = {**declared, "python": str(python)}
+            try:
+                found = measure_both_ways(reference, declared)
+            except EvalutionError as error:
+                print(f"{label}: {error}", flush=True)
+                failed += 1
+                continue
+            is_within = max(found) <= bound
             failed += not is_within
-            cells = [f"{kl:24.1e}" if isinstance(kl, float) else f"{kl:>24}" for kl in found]
-            print(
-                f"{label:24} {' '.join(cells)}{'' if is_within else f'  above {bound:g}'}",
-                flush=True,
-            )
+            cells = " ".join(f"{kl:24.1e}" for kl in found)
+            print(f"{label:24} {cells}{'' if is_within else f'  above {bound:g}'}", flush=True)
     return min(failed, 1)
 
 
-def write_spec(folder: Path, name: str, engine: str) -> Path:
-    file = folder / f"{name}.yaml"
-    file.write_text(f"engine: {engine}\nmodel: builtin:tiny\ntests:{TESTS}")
-    return file
-
-
-def measure(reference: Path, candidate: Path) -> float | str:
-    """Return the mean KL of all suites, or that there is none, with its reason on stderr."""
-    command = [sys.executable, "-m", "evalution", "fidelity", str(reference), str(candidate)]
-    done = subprocess.run(
-        [*command, "--allow-code", "--json", "--window", "128"],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    if done.returncode:
-        print(done.stderr, file=sys.stderr)
-        return "failed"
-    return float(json.loads(done.stdout)["overall"]["candidate"]["divergence"]["kl"]["value"])
+def measure_both_ways(reference: LiveSession, declared: Mapping[str, Any]) -> tuple[float, float]:
+    """Return the mean KL of all suites with the engine as candidate, and as reference."""
+    engine = parse_engine(declared)
+    with engine.build(MODEL) as session:
+        candidate = LiveSession(session, MODEL, engine)
+        one, other = (
+            measure_fidelity(left, right, TESTS, FidelityOptions(window=128))
+            for left, right in ((reference, candidate), (candidate, reference))
+        )
+    return tuple(found.overall.candidate.divergence.kl.value for found in (one, other))
 
 
 if __name__ == "__main__":
-    raise SystemExit(main())
+    sys.exit(main())
