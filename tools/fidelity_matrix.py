@@ -79,11 +79,12 @@ def measure_both_ways(reference: LiveSession, declared: Mapping[str, Any]) -> tu
     engine = parse_engine(declared)
     with engine.build(MODEL) as session:
         candidate = LiveSession(session, MODEL, engine)
-        one, other = (
-            measure_fidelity(left, right, TESTS, FidelityOptions(window=128))
-            for left, right in ((reference, candidate), (candidate, reference))
-        )
-    return tuple(found.overall.candidate.divergence.kl.value for found in (one, other))
+        return measure(reference, candidate), measure(candidate, reference)
+
+
+def measure(left: LiveSession, right: LiveSession) -> float:
+    found = measure_fidelity(left, right, TESTS, FidelityOptions(window=128))
+    return found.overall.candidate.divergence.kl.value
 
 
 if __name__ == "__main__":
