@@ -215,7 +215,8 @@ class SuiteRun:
                 result.metrics = self._tally.record(result.index, score, result.group)
                 result.prediction = score.prediction
                 result.extracted = score.extracted
-                self._notes.update(score.remarks)
+                if score.remarks:
+                    self._notes.update(score.remarks)
         except EvalutionError as error:
             return error
         return None
@@ -253,8 +254,11 @@ class SuiteRun:
 
 
 def _sum_counts(answers: list[Output], name: str) -> int | None:
-    counts = [count for a in answers if (count := getattr(a, name, None)) is not None]
-    return sum(map(int, counts)) if counts else None
+    total = None
+    for answer in answers:
+        if (count := getattr(answer, name, None)) is not None:
+            total = (total or 0) + int(count)
+    return total
 
 
 def _to_pair(event: Any) -> tuple[Any, Any]:

@@ -388,6 +388,7 @@ class MeasureAccumulator:
 
     def __init__(self, metrics: Mapping[str, Metric]):
         self._metrics = metrics
+        self._main = next(iter(metrics))
         self._measures = {name: _Measures(array("d"), array("d")) for name in metrics}
         self._codes: dict[str, int] = {}
         self._groups = {name: array("q") for name in metrics}
@@ -411,7 +412,7 @@ class MeasureAccumulator:
     @property
     def running(self) -> tuple[str, float] | None:
         """As `MetricAccumulator.running`, if the main metric is one of the mean measure alone."""
-        name, metric = next(iter(self._metrics.items()))
+        name, metric = self._main, self._metrics[self._main]
         count = len(self._measures[name])
         if not count or not isinstance(metric, Mean | WeightedPerplexity | BitsPerWeight):
             return None
@@ -440,13 +441,13 @@ class MeasureAccumulator:
         return found
 
     def _add(self, measures: Mapping[str, Measure | None], group: str | None) -> dict[str, float]:
-        taken = {name: measure for name, measure in measures.items() if measure is not None}
-        shown = {name: float(self._metrics[name].of_sample(m)) for name, m in taken.items()}
-        for name, measure in taken.items():
+        taken = [(name, measure) for name, measure in measures.items() if measure is not None]
+        shown = {name: float(self._metrics[name].of_sample(measure)) for name, measure in taken}
+        for name, measure in taken:
             self._measures[name].append(measure)
             if group is not None:
                 self._groups[name].append(self._codes.setdefault(group, len(self._codes)))
-        if (main := taken.get(next(iter(self._metrics)))) is not None:
+        if (main := measures.get(self._main)) is not None:
             self._sum += main.value
             self._weight += main.weight
         return shown
