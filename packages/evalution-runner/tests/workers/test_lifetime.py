@@ -98,14 +98,17 @@ def test_workers_end_with_their_parent(
         stdout=subprocess.PIPE,
         stderr=subprocess.DEVNULL,
         text=True,
+        env={**os.environ, "TMPDIR": str(tmp_path)},
     )
     with program:
         assert program.stdout is not None
         assert program.stdout.readline() == "up\n"
+        assert list(tmp_path.glob("evalution-worker-*"))
         pids = [int(pid) for pid in file.read_text().split()]
         assert processes.are_running(*pids) == pids
         program.send_signal(sign)
     processes.wait_until_gone(*pids)
+    assert not list(tmp_path.glob("evalution-worker-*"))
 
 
 @posix

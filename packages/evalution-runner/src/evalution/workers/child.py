@@ -13,12 +13,14 @@ import gc
 import os
 import pickle
 import queue
+import shutil
 import signal
 import sys
 import threading
 from collections.abc import Callable, Iterator
 from functools import partial
 from multiprocessing import spawn
+from pathlib import Path
 from typing import Any, TextIO
 
 from evalution.environment import Environment, read_environment
@@ -287,7 +289,13 @@ def main() -> None:
         _serve(channel, service, outbox)
     except EOFError:
         # No answer is awaited any more, and what runs may hold a device.
-        kill_tree(os.getpid(), mark)
+        _end_as_orphan(start, mark)
+
+
+def _end_as_orphan(start: Start, mark: str) -> None:
+    """Remove the folder of the stack, which a killed parent leaves, and end all processes here."""
+    shutil.rmtree(Path(start.stack_file).parent, ignore_errors=True)
+    kill_tree(os.getpid(), mark)
 
 
 def _enable_stack_dumps(file: TextIO) -> None:
@@ -320,7 +328,7 @@ def _send_heartbeats(outbox: Outbox, start: Start, stacks: TextIO, mark: str, pa
     while True:
         if sys.platform != "win32" and os.getppid() != parent:
             # Another child of the parent's may hold the pipe open.
-            kill_tree(os.getpid(), mark)
+            _end_as_orphan(start, mark)
         outbox.beat()
         if start.silence is not None:
             faulthandler.dump_traceback_later(2 * start.silence, exit=True, file=stacks)
