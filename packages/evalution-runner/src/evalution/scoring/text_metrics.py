@@ -137,9 +137,11 @@ class Number(MetricStep):
         return found[-1] if found else NOTHING
 
     def grade(self, found: str, target: str) -> float:
-        one, other = _parse_number(found), _parse_number(self.extract(target))
-        if one is None or other is None:
+        if (one := _parse_number(found)) is None:
             return 0.0
+        other = _parse_number(self.extract(target))
+        if other is None or not self.tolerance:
+            return float(one == other)
         return float(abs(one - other) <= Fraction(str(self.tolerance)))
 
 
