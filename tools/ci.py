@@ -66,8 +66,9 @@ FUZZ = ["uv", "run", "tools/fuzz.py", "--seed", "1", "--seconds", "600"]
 PUBLISHED = ["uv", "run", "pytest", "-m", "wide", "-n", "0", "tests/test_published.py"]
 """Not parallel: one index serves all of it. uv has compiled llama.cpp by then."""
 IN_LANE = "--numprocesses=1"
+"""An option of the stage's own pytest: those that its tests start may not know it."""
 LANE_BYTES = 6e9
-"""Memory for the largest stage of a lane, with the builds beside it."""
+"""Memory that a machine must have for each lane."""
 NO_VERSIONS = [
     "--ignore=packages/evalution-conformance/tests",
     "--ignore=packages/evalution-runner/tests/workers",
@@ -82,6 +83,10 @@ def read_light() -> set[str]:
     """Return the members that `uv run pytest` installs: the root's own dependencies."""
     root = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
     return {name.partition("[")[0] for name in root["project"]["dependencies"]}
+
+
+def require_light() -> dict[str, str]:
+    return {"EVALUTION_REQUIRE": " ".join(sorted(read_light()))}
 
 
 def find_python(version: str = "") -> str:
@@ -364,7 +369,7 @@ def count_lanes() -> int:
 
 def run_light(stages: Stages) -> None:
     """Run the README's two commands as they stand there, and what uses all cores by itself."""
-    light = {"EVALUTION_REQUIRE": " ".join(sorted(read_light()))}
+    light = require_light()
     quickstart = ["uv", "run", "evalution", "run", "docs/examples/quickstart.yaml"]
     stages.run("quickstart", quickstart, light)
     stages.run("light", ["uv", "run", "pytest"], light)
@@ -385,7 +390,7 @@ def run_light(stages: Stages) -> None:
 def run_python(stages: Stages, version: str, tests: Sequence[str]) -> None:
     """Run light tests on another version of Python."""
     name, folder = f"light on {version}", ROOT / f".venv-{version}"
-    light = {"EVALUTION_REQUIRE": " ".join(sorted(read_light()))}
+    light = require_light()
     try:
         sync = ["uv", "sync", "--quiet", "--python", find_python(version)]
     except RuntimeError as error:

@@ -134,9 +134,8 @@ class PrefixTree:
     def find_rows(self, nodes: Sequence[int], room: int) -> list[Row] | None:
         """Return a pass behind no prefix as a row for each leaf, if that adds hardly any tokens.
 
-        With their padding, the rows are at most `room` tokens.
-
-        Attention within rows takes far less than with a mask over all tokens in one.
+        With their padding, the rows are at most `room` tokens. Attention within rows takes far less
+        than with a mask over all tokens in one.
         """
         inner = {self.nodes[at].parent for at in nodes}
         leaves = [at for at in nodes if at not in inner]
