@@ -9,7 +9,7 @@ formats are widened to nine digits, nothing else is changed. Both sides read the
 files and its prose by the tool's rule: windows of `WINDOW` tokens, the first of which is replaced
 by BOS, and scores of their second half, in decodes of one window, with a float32 cache and without
 flash attention. The status is 1 if a figure by the tool's own arithmetic (see `Sides`) differs by
-more than a part in a thousand.
+more than `TOLERANCE`.
 """
 
 from __future__ import annotations
@@ -23,9 +23,11 @@ import sys
 import tarfile
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import llama_cpp
 import numpy as np
@@ -37,11 +39,12 @@ from evalution_core import Model
 from evalution_core.builtins import builtin_path
 from evalution_core.requests import DistributionRequest, DistributionRows
 from evalution_llama_cpp import LlamaCpp
+from evalution_llama_cpp.context import Context
 
 Rows = NDArray[np.float32]
 Ids = NDArray[np.int64]
 WINDOW = 128
-TOLERANCE = 1e-3
+TOLERANCE = 2e-4
 NAMES = {
     "mean KLD": r"Mean +KLD: +(\S+)",
     "median KLD": r"Median +KLD: +(\S+)",
@@ -67,7 +70,8 @@ class Sides:
 
     `tool` is what llama-perplexity prints. `same` is ours with the tool's arithmetic: its file
     keeps the reference's log-probabilities in 16 bits, no less likely than e^-16 of the most
-    likely, and it adds up p ln(p/q), which is first order in that rounding. `exact` is ours.
+    likely, and it adds up p ln(p/q) in float32, which is first order in both roundings. `exact` is
+    ours.
     """
 
     tool: Mapping[str, float] | None
@@ -129,8 +133,19 @@ def read_text() -> str:
     return "\n".join(json.loads(line)["text"] for line in lines)
 
 
-def compute_rows(path: Path, text: str) -> tuple[Rows, Ids]:
-    """Return the rows of the windows' second halves, and the tokens that stand there.
+@dataclass(frozen=True)
+class Answers:
+    """The windows' second halves by a file: `rows` of log-probabilities that the engine gives, the
+    `logits` that it made them of, both [positions, vocabulary], and the tokens that stand there.
+    """
+
+    rows: Rows
+    logits: Rows
+    token_ids: Ids
+
+
+def compute_answers(path: Path, text: str) -> Answers:
+    """Score the windows by the engine.
 
     One more token is fed than they need, as the tool does: with quantised weights the rows of a
     decode depend a little on how many there are.
@@ -143,10 +158,29 @@ def compute_rows(path: Path, text: str) -> tuple[Rows, Ids]:
         windows[:, 0] = bos
         start = WINDOW // 2 + 1
         requests = [DistributionRequest([*window, bos], start) for window in windows.tolist()]
-        answers = session.distributions(enumerate(requests), batch_size=1)
-        blocks = [np.array(_require_rows(answer).rows) for _, answer in answers]
-    rows = np.concatenate(blocks).reshape(len(windows), WINDOW + 1 - start, -1)
-    return rows[:, :-1].reshape(-1, rows.shape[-1]), windows[:, start:].ravel()
+        with _kept_logits() as logits:
+            answers = session.distributions(enumerate(requests), batch_size=1)
+            rows = [np.array(_require_rows(answer).rows) for _, answer in answers]
+
+    def flatten(blocks: list[Rows]) -> Rows:
+        return np.stack(blocks)[:, :-1].reshape(-1, blocks[0].shape[-1])
+
+    # The first call makes a few decodes more, to probe the file, before those of the windows.
+    return Answers(flatten(rows), flatten(logits[-len(rows) :]), windows[:, start:].ravel())
+
+
+@contextmanager
+def _kept_logits() -> Iterator[list[Rows]]:
+    """Collect what each decode gives, in its order."""
+    kept: list[Rows] = []
+    decode = Context.decode
+
+    def decode_and_keep(context: Context) -> Rows:
+        kept.append(decode(context).copy())
+        return kept[-1]
+
+    with mock.patch.object(Context, "decode", decode_and_keep):
+        yield kept
 
 
 def _require_rows(answer: Any) -> DistributionRows:
@@ -155,18 +189,33 @@ def _require_rows(answer: Any) -> DistributionRows:
     raise answer.error
 
 
-def round_rows(rows: Rows) -> Rows:
-    """Return the rows as the tool's file keeps them: 16 bits from the largest value down to -16."""
-    largest = rows.max(axis=1, keepdims=True)
-    least = np.maximum(rows.min(axis=1, keepdims=True), largest - 16)
+def write_rows(logits: Rows) -> Rows:
+    """Return the log-probabilities that the tool's file has: 16 bits from the largest to 16 less.
+
+    As `log_softmax` of its perplexity.cpp computes them, in float32 like here.
+    """
+    largest = logits.max(axis=1, keepdims=True)
+    least = np.maximum(logits.min(axis=1, keepdims=True), largest - 16)
     scale = (largest - least) / np.float32(65535)
-    return np.maximum(np.rint((rows - least) / scale), 0) * scale + least
+    steps = np.rint(np.maximum(logits - least, 0) * (1 / scale))
+    return scale * steps + (least - largest - _log_sum_exp(logits, largest))
 
 
-def add_terms(reference: Rows, rows: Rows) -> NDArray[np.float64]:
-    """Return the sums of p ln(p/q) that the tool takes for KL divergences, by position."""
+def add_terms(reference: Rows, logits: Rows) -> NDArray[np.float64]:
+    """Return the sums of p ln(p/q) that the tool takes for KL divergences, by position.
+
+    As the other `log_softmax` computes them, term by term in float32.
+    """
+    largest = logits.max(axis=1, keepdims=True)
     kept = np.where(reference > -16, np.exp(reference), 0)
-    return (kept * (reference - rows)).sum(axis=1, dtype=np.float64)
+    terms = kept * (reference - logits + (largest + _log_sum_exp(logits, largest)))
+    return terms.sum(axis=1, dtype=np.float64)
+
+
+def _log_sum_exp(logits: Rows, largest: Rows) -> Rows:
+    """Return ln Σ exp(logit - largest): added up in float64, kept in float32."""
+    sums = np.exp(logits - largest).sum(axis=1, keepdims=True, dtype=np.float64)
+    return np.log(sums).astype(np.float32)
 
 
 def list_figures(figures: Figures) -> dict[str, float]:
@@ -185,20 +234,21 @@ def compare(tool: Path | None) -> Iterator[tuple[str, Sides]]:
         written.write_text(text, "utf-8")
         if tool is not None:
             run_tool(tool, source, written, base)
-        reference, token_ids = compute_rows(source, text)
-        rounded = round_rows(reference)
+        reference = compute_answers(source, text)
+        kept = write_rows(reference.logits)
         for kind in QUANTISATIONS:
             model = Path(folder, f"{kind}.gguf")
             quantise(source, model, kind)
-            rows, _ = compute_rows(model, text)
-            same = compare_rows(rounded, rows, token_ids)
-            same["kl"] = add_terms(rounded, rows)
+            answers = compute_answers(model, text)
+            same = compare_rows(kept, answers.rows, answers.token_ids)
+            same["kl"] = add_terms(kept, answers.logits)
+            exact = compare_rows(reference.rows, answers.rows, answers.token_ids)
             yield (
                 kind,
                 Sides(
                     tool and run_tool(tool, model, written, base, "--kl-divergence"),
                     list_figures(same),
-                    list_figures(compare_rows(reference, rows, token_ids)),
+                    list_figures(exact),
                 ),
             )
 

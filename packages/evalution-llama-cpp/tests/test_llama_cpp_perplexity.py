@@ -18,7 +18,7 @@ from llama_perplexity import (  # noqa: E402 - from there
     QUANTISATIONS,
     add_terms,
     compare,
-    round_rows,
+    write_rows,
     write_table,
 )
 
@@ -38,7 +38,7 @@ def test_table_has_equal_figures_and_ours_are_computed_again() -> None:
     compared = dict(compare(None))
     for (kind, name), (tool, same, exact) in table.items():
         # Its last digit is rounded too.
-        assert same == pytest.approx(tool, rel=1.2e-3), (kind, name)
+        assert same == pytest.approx(tool, rel=5e-4), (kind, name)
         # Other kernels round some activations of quantised weights otherwise. The ratio of
         # perplexities is a small difference: of q8_0 it was 1.11e-4 without AVX.
         least = 3e-5 if name == "ln PPL ratio" else 0.0
@@ -48,13 +48,14 @@ def test_table_has_equal_figures_and_ours_are_computed_again() -> None:
     assert len(list(write_table(compared))) == 2 + len(table)
 
 
-def test_rows_are_rounded_to_16_bits_from_the_largest_down() -> None:
-    rows = log_softmax_rows(np.random.default_rng(1).normal(size=(20, 300)) * 6)
-    rounded = round_rows(rows)
+def test_rows_are_kept_in_16_bits_from_the_largest_down() -> None:
+    logits = (np.random.default_rng(1).normal(size=(20, 300)) * 6).astype(np.float32)
+    rows = log_softmax_rows(logits)
+    written = write_rows(logits)
     largest = rows.max(axis=1, keepdims=True)
     near = rows > largest - 16
-    assert abs(rounded - rows)[near].max() <= 0.51 * 16 / 65535
-    assert np.all(rounded >= largest - 16.001)
+    assert abs(written - rows)[near].max() <= 0.51 * 16 / 65535
+    assert np.all(written >= largest - 16.001)
     assert not near.all()
-    assert abs(add_terms(rounded, rows)).max() < 1e-3
-    np.testing.assert_array_equal(add_terms(rows, rows), 0)
+    assert abs(add_terms(written, logits)).max() < 1e-3
+    assert abs(add_terms(rows, logits)).max() < 1e-5
