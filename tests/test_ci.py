@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from pathlib import Path
 
@@ -28,6 +29,14 @@ def test_tests_of_an_environment_exist() -> None:
             assert (ROOT / path).exists(), f"{environment.name}: {path}"
     for version, paths in ci.OTHER_PYTHONS.items():
         assert all((ROOT / path).exists() for path in paths), version
+
+
+def test_what_is_skipped_without_torch_runs_where_it_is() -> None:
+    skipped = re.compile(r'importorskip\(\s*"(?:torch|transformers)"')
+    named = [path for one in members.read_environments().values() if one.torch for path in one.tests]
+    for path in ROOT.glob("packages/*/tests/**/test_*.py"):
+        if skipped.search(path.read_text(encoding="utf-8")):
+            assert any(path.is_relative_to(ROOT / each) for each in named), path
 
 
 def test_options_without_paths_run_the_tests_of_their_environment() -> None:

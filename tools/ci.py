@@ -68,7 +68,7 @@ PUBLISHED = ["uv", "run", "pytest", "-m", "wide", "-n", "0", "tests/test_publish
 IN_LANE = "--numprocesses=1"
 """An option of the stage's own pytest: those that its tests start may not know it."""
 LANE_BYTES = 6e9
-"""Memory that a machine must have for each lane."""
+"""Memory that a machine must have for each lane: the largest stage takes 3 GB."""
 NO_VERSIONS = [
     "--ignore=packages/evalution-conformance/tests",
     "--ignore=packages/evalution-runner/tests/workers",
@@ -318,10 +318,10 @@ class Stages:
 
 
 def run_all() -> int:
-    """Run every stage: the light ones one after the other, then all others in lanes.
+    """Run every stage: the README's two commands first, then all others in lanes.
 
-    A lane is a core that runs one stage after the other, each with one process of pytest: what a
-    stage has in common is made once, and while one waits for a server, another computes.
+    A lane runs one stage after the other, each with one process of pytest: what a stage has in
+    common is made once, and while some wait for a server, others compute.
     """
     os.environ |= {"UV_LOCKED": "1", "CI": "true"}
     # A test that hangs ends its run, with where each thread stands.
@@ -344,10 +344,11 @@ def run_all() -> int:
             for name, environment in environments.items()
         }
         lowest = building.submit(run_quietly, lowest_commands())
-        run_light(stages)
+        quickstart = ["uv", "run", "evalution", "run", "docs/examples/quickstart.yaml"]
+        stages.run("quickstart", quickstart, require_light())
+        stages.run("light", ["uv", "run", "pytest"], require_light())
         tasks: list[Callable[[], object]] = [
-            partial(stages.run, "published", PUBLISHED, is_beside=True),
-            partial(stages.run, "fuzz", FUZZ, is_beside=True),
+            *list_light(stages),
             *(partial(run_python, stages, *each) for each in OTHER_PYTHONS.items()),
             *(
                 partial(run_environment, stages, environments[name], builds[name])
@@ -362,29 +363,31 @@ def run_all() -> int:
 
 
 def count_lanes() -> int:
-    """Return how many stages run at once: one for each core, up to what memory holds."""
+    """Return how many stages run at once: one more than cores, up to what memory holds."""
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    return max(1, min(len(os.sched_getaffinity(0)), int(memory / LANE_BYTES)))
+    return max(1, min(len(os.sched_getaffinity(0)) + 1, int(memory / LANE_BYTES)))
 
 
-def run_light(stages: Stages) -> None:
-    """Run the README's two commands as they stand there, and what uses all cores by itself."""
-    light = require_light()
-    quickstart = ["uv", "run", "evalution", "run", "docs/examples/quickstart.yaml"]
-    stages.run("quickstart", quickstart, light)
-    stages.run("light", ["uv", "run", "pytest"], light)
-    stages.run("check", ["uv", "run", "tools/check.py"])
-    stages.run("faults", ["uv", "run", "pytest", "-m", "faults", "tests/faults"], light)
+def list_light(stages: Stages) -> Iterator[Callable[[], object]]:
+    """Yield the further stages of the light environment."""
+
+    def run(name: str, command: Sequence[str], **variables: str) -> Callable[[], object]:
+        return partial(stages.run, name, command, variables, is_beside=True)
+
+    pytest = ["uv", "run", "pytest", IN_LANE]
+    yield run("check", ["uv", "run", "tools/check.py"])
     zizmor = ["uvx", f"zizmor=={ZIZMOR}", "--offline", "--quiet", "--persona=auditor", ".github"]
-    stages.run("workflows", zizmor)
+    yield run("workflows", zizmor)
+    yield run("upstream signatures", ["uv", "run", "tools/check_upstream_api.py"])
+    yield run("planted drift", [*pytest, "-m", "wide", "tests/test_planted_drift.py"])
     site = ["uv", "run", "--only-group", "docs", "tools/docs_site.py"]
+    yield run("site", site, UV_PROJECT_ENVIRONMENT=str(ROOT / ".venv-docs"))
+    yield run("published", PUBLISHED)
+    yield run("fuzz", FUZZ)
+    yield run("faults", [*pytest, "-m", "faults", "tests/faults"], **require_light())
     pages = ("first_commands", "git_install", "recording", "release", "standalone_wheels")
     shown = [f"tests/test_{page}.py" for page in pages]
-    stages.run("first commands", ["uv", "run", "pytest", "-m", "wide", *shown])
-    stages.run("site", site, {"UV_PROJECT_ENVIRONMENT": str(ROOT / ".venv-docs")})
-    if stages.run("upstream signatures", ["uv", "run", "tools/check_upstream_api.py"]):
-        drift = ["uv", "run", "pytest", "-m", "wide", "tests/test_planted_drift.py"]
-        stages.run("planted drift", drift)
+    yield run("first commands", [*pytest, "-m", "wide", *shown])
 
 
 def run_python(stages: Stages, version: str, tests: Sequence[str]) -> None:

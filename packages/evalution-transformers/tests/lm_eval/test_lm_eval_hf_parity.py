@@ -58,17 +58,17 @@ def _random_checkpoint(folder: Path, kind: str) -> None:
     size = transformers.AutoConfig.from_pretrained(tiny).vocab_size
     torch.manual_seed(11)
     model: Any
-    if kind == "llama":  # 29 M parameters
+    if kind == "llama":
         model = transformers.LlamaForCausalLM(
             transformers.LlamaConfig(
                 vocab_size=size,
-                hidden_size=512,
-                intermediate_size=1408,
-                num_hidden_layers=9,
-                num_attention_heads=8,
-                num_key_value_heads=4,
+                hidden_size=192,
+                intermediate_size=512,
+                num_hidden_layers=5,
+                num_attention_heads=6,
+                num_key_value_heads=3,
                 max_position_embeddings=96,
-                initializer_range=0.06,
+                initializer_range=0.1,
                 **ids,
             )
         )

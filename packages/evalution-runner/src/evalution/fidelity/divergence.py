@@ -46,8 +46,8 @@ probability of it less the reference's. `top5_overlap` is the share of the five 
 tokens that were compared one by one. An entropy that isn't known is NaN.
 """
 TOP: Final = 5
-_TILE: Final = 1 << 15
-"""Values that are worked on at once: with all temporaries they stay in the second-level cache."""
+_TILE: Final = 1 << 16
+"""Values that are worked on at once: with all temporaries they take 2 MB of cache."""
 _UNSURE: Final = 1e-6
 """Of the mass outside the likeliest tokens: what rounding to float32 leaves of it."""
 _SLACK: Final = 1e-3
@@ -99,7 +99,7 @@ def compare_rows(
     sums = np.zeros((7, len(rows)))
     width = min(_TILE, rows.shape[1])
     height = _TILE // width
-    buffers = np.empty((6, height, width), np.float32)
+    buffers = np.empty((5, height, width), np.float32)
     for at in range(0, len(rows), height):
         part = slice(at, at + height)
         for column in range(0, rows.shape[1], width):
@@ -157,36 +157,27 @@ def _sum_tile(
 ) -> NDArray[np.float64] | tuple[NDArray[np.floating[Any]], ...]:
     """Return KL, reverse KL, JS, both entropies and both masses of a tile's rows.
 
-    With δ = ln p - ln q and E = expm1(-δ) = q/p - 1 the terms are p (δ + E), -p (Eδ + δ + E), and
-    for JS half of -p ((2 + E) log1p(E/2) + (1 + E) δ). `buffers` are six tiles to work in.
+    With δ = ln q - ln p and E = expm1(δ) = q/p - 1 the terms are p (E - δ), p ((1 + E) δ - E), and
+    for JS half of p ((1 + E) δ - (2 + E) log1p(E/2)). `buffers` are five tiles to work in.
     """
-    p, delta, ratio, forward, middle, spare = buffers[:, : logprobs.shape[0], : logprobs.shape[1]]
-    with np.errstate(invalid="ignore"):
-        np.subtract(logprobs, others, out=delta)
+    p, delta, ratio, term, growth = buffers[:, : logprobs.shape[0], : logprobs.shape[1]]
+    with np.errstate(invalid="ignore", over="ignore"):
+        np.subtract(others, logprobs, out=delta)
+        np.expm1(delta, out=ratio)
     # Infinities, and what overflows in float32, are rare.
-    if not (delta.min() > -40 and delta.max() < np.inf):
+    if not (delta.max() < 40 and delta.min() > -np.inf):
         return _sum_terms(logprobs.astype(np.float64), others.astype(np.float64))
     ones = np.ones(logprobs.shape[1], np.float32)
-    np.exp(others, out=spare)
-    entropy, other_mass = -_add_products(spare, others), spare @ ones
+    q = np.exp(others, out=term)
+    entropy, other_mass = -_add_products(q, others), q @ ones
     np.exp(logprobs, out=p)
-    np.expm1(np.negative(delta, out=ratio), out=ratio)
-    np.add(delta, ratio, out=forward)
-    np.log1p(np.multiply(ratio, np.float32(0.5), out=middle), out=middle)
-    middle *= np.add(ratio, np.float32(2), out=spare)
-    middle += delta
-    ratio *= delta
-    middle += ratio
-    ratio += forward
-    return (
-        _add_products(p, forward),
-        -_add_products(p, ratio),
-        -_add_products(p, middle) / 2,
-        -_add_products(p, logprobs),
-        entropy,
-        p @ ones,
-        other_mass,
-    )
+    kl = _add_products(p, np.subtract(ratio, delta, out=term))
+    np.multiply(np.add(ratio, np.float32(1), out=term), delta, out=growth)
+    reverse_kl = _add_products(p, np.subtract(growth, ratio, out=term))
+    np.log1p(np.multiply(ratio, np.float32(0.5), out=term), out=term)
+    term *= np.add(ratio, np.float32(2), out=ratio)
+    js = _add_products(p, np.subtract(growth, term, out=term)) / 2
+    return (kl, reverse_kl, js, -_add_products(p, logprobs), entropy, p @ ones, other_mass)
 
 
 def _add_products(left: Logprobs, right: Logprobs) -> NDArray[np.float32]:
