@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -180,3 +182,24 @@ def test_error_in_a_step_ends_all_waiting_calls(
         ) as raised:
             aside.submit(thread.call, lambda: "never").result(WAIT_S)
         assert isinstance(raised.value.__cause__, RuntimeError)
+
+
+UNCLOSED = """
+import os, threading, time
+from evalution_enginekit.runtime_thread import RuntimeThread
+
+begun, thread = threading.Event(), RuntimeThread("the toy session")
+
+def step():
+    begun.set()
+    time.sleep(0.3)
+    os.write(1, b"whole step")
+
+thread.post(step)
+begun.wait()
+"""
+
+
+def test_process_that_closed_no_session_ends_after_the_step_it_is_in() -> None:
+    done = subprocess.run([sys.executable, "-c", UNCLOSED], capture_output=True, check=False)
+    assert (done.returncode, done.stdout, done.stderr) == (0, b"whole step", b"")

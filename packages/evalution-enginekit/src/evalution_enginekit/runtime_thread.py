@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import atexit
 import logging
 import os
 import threading
+import time
 from collections import deque
 from collections.abc import Callable, Generator, Hashable, Iterator, Sequence
 from concurrent.futures import Future
@@ -13,6 +15,7 @@ from dataclasses import dataclass
 from math import inf
 from queue import Empty, SimpleQueue
 from typing import Any, Generic, Protocol, TypeVar
+from weakref import WeakSet
 
 from evalution_core import EngineRuntimeError, EvalutionError, SessionClosedError
 from evalution_core.redaction import redact_text
@@ -105,6 +108,23 @@ def check_process(name: str, pid: int) -> None:
         )
 
 
+_EXIT_WAIT_S = 2.0
+"""Seconds for which a process that ends waits for the steps that its threads are in."""
+_running: WeakSet[RuntimeThread] = WeakSet()
+
+
+@atexit.register
+def _halt_threads() -> None:
+    """Halt the threads of sessions that nobody closed, each after the step it is in.
+
+    Python before 3.14 ends such a thread where it next asks for the interpreter's lock; amid a
+    runtime's C++ that aborts the process (python/cpython#87135).
+    """
+    end = time.monotonic() + _EXIT_WAIT_S
+    for halted in [thread.halt() for thread in list(_running)]:
+        halted.wait(max(0.0, end - time.monotonic()))
+
+
 class RuntimeTask(Protocol):
     """Something the runtime thread advances in short steps, in turn with the others."""
 
@@ -168,6 +188,7 @@ class RuntimeThread:
                     target=self._run, name=f"{self._name} runtime", daemon=True
                 )
                 self._thread.start()
+                _running.add(self)
             if self._wakes.empty():
                 self._wakes.put(None)
             if self.on_wake is not None:
@@ -194,6 +215,20 @@ class RuntimeThread:
             self._calls.append((function, result))
             self.wake()
         return result
+
+    def halt(self) -> threading.Event:
+        """Do nothing more after the present step; the event is set once that is so."""
+        halted = threading.Event()
+        if self._closing or self._failure is not None or os.getpid() != self._pid:
+            halted.set()
+            return halted
+
+        def wait_for_the_end() -> None:
+            halted.set()
+            threading.Event().wait()
+
+        self.post(wait_for_the_end)
+        return halted
 
     def close(self, last: Callable[[], None]) -> None:
         """End all streams, run `last` on the thread, and end it; any later call waits for that.
