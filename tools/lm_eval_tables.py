@@ -14,12 +14,13 @@ import shlex
 import shutil
 import sys
 import tempfile
-from collections.abc import Iterable, Mapping, Sequence
-from contextlib import chdir
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import chdir, contextmanager
 from dataclasses import dataclass
 from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import evalution
 from evalution import suites
@@ -160,13 +161,32 @@ def run_lm_eval(folder: Path, with_bos: str, without: str, name: str) -> Table:
 def run_command(words: Sequence[str], folder: Path) -> None:
     """Run an installed command in this process, which has imported torch: it takes seconds."""
     (command,) = entry_points(group="console_scripts", name=words[0])
-    before = sys.argv
-    sys.argv = list(words)
-    try:
-        with chdir(folder):
-            command.load()()
-    finally:
-        sys.argv = before
+    with chdir(folder), patch.object(sys, "argv", list(words)), lm_eval_tasks_read_once():
+        command.load()()
+
+
+@contextmanager
+def lm_eval_tasks_read_once() -> Iterator[None]:
+    """Have lm-eval read the 13,000 files of its own tasks once a process: that takes seconds."""
+    from lm_eval import tasks
+    from lm_eval.tasks._index import TaskIndex
+
+    build, own = TaskIndex.build, Path(tasks.__file__).parent
+
+    def build_of_parts(paths: Iterable[Path]) -> dict[str, Any]:
+        found: dict[str, Any] = {}
+        for path in paths:
+            part = _OWN_TASKS if path == own else {}
+            if not part:
+                part |= build([path])
+            found |= part
+        return found
+
+    with patch.object(TaskIndex, "build", staticmethod(build_of_parts)):
+        yield
+
+
+_OWN_TASKS: dict[str, Any] = {}
 
 
 def read_lm_eval(samples: Path) -> list[Row]:

@@ -11,6 +11,10 @@ from typing import Any
 
 import pytest
 
+sys.path.insert(0, str(Path(__file__).parents[3] / "tools"))
+
+from lm_eval_tables import run_command
+
 import evalution
 from evalution_core.builtins import builtin_path
 from evalution_lm_eval import LmEval
@@ -57,12 +61,12 @@ def test_scores_of_the_command_equal_those_of_hf(
     if engine == "llama-cpp":
         pytest.importorskip("llama_cpp", reason="llama-cpp-python is not installed")
     command = [
-        str(Path(sys.executable).with_name("evalution-lm-eval")),
+        "evalution-lm-eval",
         *("--model", "evalution", "--model_args", f"engine={engine},pretrained=builtin:tiny"),
         *("--tasks", ",".join(TASKS), "--include_path", str(task_folder)),
         *("--output_path", str(tmp_path)),
     ]
-    subprocess.run(command, check=True)
+    run_command(command, tmp_path)
     (file,) = tmp_path.rglob("results_*.json")
     found = json.loads(file.read_text(encoding="utf-8"))
     assert found["config"]["evalution"]["failed_requests"] == 0
