@@ -33,7 +33,8 @@ def test_tests_of_an_environment_exist() -> None:
 
 def test_what_is_skipped_without_torch_runs_where_it_is() -> None:
     skipped = re.compile(r'importorskip\(\s*"(?:torch|transformers)"')
-    named = [path for one in members.read_environments().values() if one.torch for path in one.tests]
+    environments = members.read_environments().values()
+    named = [path for one in environments if one.torch for path in one.tests]
     for path in ROOT.glob("packages/*/tests/**/test_*.py"):
         if skipped.search(path.read_text(encoding="utf-8")):
             assert any(path.is_relative_to(ROOT / each) for each in named), path
