@@ -61,14 +61,16 @@ GPU_REHEARSAL = [
     *("-m", "tools.gpu", "all", "--rehearse", "--fresh", "--work", "build/gpu/rehearsal"),
 ]
 """Every stage of docs/gpu.md at tiny sizes, the bundle's assembly included."""
-FUZZ = ["uv", "run", "tools/fuzz.py", "--seed", "1", "--seconds", "600"]
-"""A minute of processor time for each parser."""
+PARSERS = ("specs rows journals runs references", "gguf tokenizers events templates patterns")
+"""Targets of tools/fuzz.py, which has a minute of processor time for each; two groups at once."""
+FEWER_EXAMPLES = "--hypothesis-profile=again"
+"""For tests that the first light run has tried with more."""
 PUBLISHED = ["uv", "run", "pytest", "-m", "wide", "-n", "0", "tests/test_published.py"]
 """Not parallel: one index serves all of it. uv has compiled llama.cpp by then."""
 IN_LANE = "--numprocesses=1"
 """An option of the stage's own pytest: those that its tests start may not know it."""
 LANE_BYTES = 6e9
-"""Memory that a machine must have for each lane: the largest stage takes 3 GB."""
+"""Memory that a machine must have for each lane; three of them were seen to take 6 GB."""
 NO_VERSIONS = [
     "--ignore=packages/evalution-conformance/tests",
     "--ignore=packages/evalution-runner/tests/workers",
@@ -149,16 +151,8 @@ def build_commands(environment: Environment) -> Iterator[list[str]]:
         yield ["uv", "sync", "--quiet", *packages]
         return
     yield ["uv", "venv", "--quiet", "--clear", "--python", sys.executable, str(folder)]
-    install = [
-        "uv",
-        "pip",
-        "install",
-        "--no-config",
-        "--quiet",
-        "--no-deps",
-        "--python",
-        str(folder),
-    ]
+    install = ["uv", "pip", "install", "--no-config", "--quiet", "--no-deps"]
+    install += ["--python", str(folder)]
     yield [*install, "--require-hashes", "-r", f"tools/envs/{environment.name}.txt"]
     yield [*install, *(f"--editable=packages/{member}" for member in environment.members)]
     if environment.torch:
@@ -336,6 +330,7 @@ def run_all() -> int:
         ThreadPoolExecutor(1) as compiling,
         ThreadPoolExecutor(1) as building,
         ThreadPoolExecutor(count_lanes()) as lanes,
+        ThreadPoolExecutor(len(PARSERS)) as spare,
     ):
         builds = {
             name: (compiling if environment.system == ["g++"] else building).submit(
@@ -346,6 +341,7 @@ def run_all() -> int:
         lowest = building.submit(run_quietly, lowest_commands())
         quickstart = ["uv", "run", "evalution", "run", "docs/examples/quickstart.yaml"]
         stages.run("quickstart", quickstart, require_light())
+        fuzzing = [spare.submit(run_fuzz, stages, parsers.split()) for parsers in PARSERS]
         stages.run("light", ["uv", "run", "pytest"], require_light())
         tasks: list[Callable[[], object]] = [
             *list_light(stages),
@@ -357,7 +353,7 @@ def run_all() -> int:
             partial(run_lowest, stages, lowest),
             partial(run_matrix, stages, builds),
         ]
-        for done in [lanes.submit(task) for task in tasks]:
+        for done in [*fuzzing, *(lanes.submit(task) for task in tasks)]:
             done.result()
     return stages.close()
 
@@ -383,11 +379,17 @@ def list_light(stages: Stages) -> Iterator[Callable[[], object]]:
     site = ["uv", "run", "--only-group", "docs", "tools/docs_site.py"]
     yield run("site", site, UV_PROJECT_ENVIRONMENT=str(ROOT / ".venv-docs"))
     yield run("published", PUBLISHED)
-    yield run("fuzz", FUZZ)
     yield run("faults", [*pytest, "-m", "faults", "tests/faults"], **require_light())
     pages = ("first_commands", "git_install", "recording", "release", "standalone_wheels")
     shown = [f"tests/test_{page}.py" for page in pages]
     yield run("first commands", [*pytest, "-m", "wide", *shown])
+
+
+def run_fuzz(stages: Stages, parsers: Sequence[str]) -> None:
+    """Fuzz parsers with the processor time that the other stages leave."""
+    fuzz = ["nice", "-n", "19", "uv", "run", "tools/fuzz.py", *parsers]
+    fuzz += ["--seed", "1", "--seconds", str(60 * len(parsers))]
+    stages.run(f"fuzz {parsers[0]} to {parsers[-1]}", fuzz, is_beside=True)
 
 
 def run_python(stages: Stages, version: str, tests: Sequence[str]) -> None:
@@ -402,7 +404,8 @@ def run_python(stages: Stages, version: str, tests: Sequence[str]) -> None:
         return
     variables = {**light, "UV_PROJECT_ENVIRONMENT": str(folder)}
     if stages.run(f"build {version}", sync, variables, is_beside=True):
-        stages.run(name, [str(folder / "bin" / "pytest"), IN_LANE, *tests], light, is_beside=True)
+        command = [str(folder / "bin" / "pytest"), IN_LANE, FEWER_EXAMPLES, *tests]
+        stages.run(name, command, light, is_beside=True)
 
 
 def run_environment(
@@ -426,7 +429,7 @@ def run_lowest(stages: Stages, build: Future[tuple[int, str]]) -> None:
     """Run the tests of the light packages with their dependencies' lowest versions."""
     light = {"EVALUTION_REQUIRE": " ".join(light_members())}
     if is_built(stages, "lowest", build):
-        command = [".venv-lowest/bin/pytest", IN_LANE, "packages", *NO_VERSIONS]
+        command = [".venv-lowest/bin/pytest", IN_LANE, FEWER_EXAMPLES, "packages", *NO_VERSIONS]
         stages.run("lowest", command, light, is_beside=True)
 
 
