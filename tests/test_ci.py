@@ -40,12 +40,6 @@ def test_what_is_skipped_without_torch_runs_where_it_is() -> None:
             assert any(path.is_relative_to(ROOT / each) for each in named), path
 
 
-def test_every_parser_is_fuzzed() -> None:
-    source = (ROOT / "tools" / "fuzz.py").read_text(encoding="utf-8")
-    targets = re.findall(r'^    "(\w+)": Target\(', source, re.MULTILINE)
-    assert " ".join(ci.PARSERS).split() == targets
-
-
 def test_options_without_paths_run_the_tests_of_their_environment() -> None:
     tinker = members.read_environments()["tinker"]
     assert ci.test_command(tinker, ["-k", "name"])[-3:] == ["-k", "name", *tinker.tests]

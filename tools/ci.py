@@ -61,8 +61,8 @@ GPU_REHEARSAL = [
     *("-m", "tools.gpu", "all", "--rehearse", "--fresh", "--work", "build/gpu/rehearsal"),
 ]
 """Every stage of docs/gpu.md at tiny sizes, the bundle's assembly included."""
-PARSERS = ("specs rows journals runs references", "gguf tokenizers events templates patterns")
-"""Targets of tools/fuzz.py, which has a minute of processor time for each; two groups at once."""
+FUZZ = ["uv", "run", "tools/fuzz.py", "--seed", "1", "--seconds", "600"]
+"""A minute of processor time for each parser."""
 FEWER_EXAMPLES = "--hypothesis-profile=again"
 """For tests that the first light run has tried with more."""
 PUBLISHED = ["uv", "run", "pytest", "-m", "wide", "-n", "0", "tests/test_published.py"]
@@ -330,7 +330,6 @@ def run_all() -> int:
         ThreadPoolExecutor(1) as compiling,
         ThreadPoolExecutor(1) as building,
         ThreadPoolExecutor(count_lanes()) as lanes,
-        ThreadPoolExecutor(len(PARSERS)) as spare,
     ):
         builds = {
             name: (compiling if environment.system == ["g++"] else building).submit(
@@ -341,7 +340,6 @@ def run_all() -> int:
         lowest = building.submit(run_quietly, lowest_commands())
         quickstart = ["uv", "run", "evalution", "run", "docs/examples/quickstart.yaml"]
         stages.run("quickstart", quickstart, require_light())
-        fuzzing = [spare.submit(run_fuzz, stages, parsers.split()) for parsers in PARSERS]
         stages.run("light", ["uv", "run", "pytest"], require_light())
         tasks: list[Callable[[], object]] = [
             *list_light(stages),
@@ -353,7 +351,7 @@ def run_all() -> int:
             partial(run_lowest, stages, lowest),
             partial(run_matrix, stages, builds),
         ]
-        for done in [*fuzzing, *(lanes.submit(task) for task in tasks)]:
+        for done in [lanes.submit(task) for task in tasks]:
             done.result()
     return stages.close()
 
@@ -379,17 +377,11 @@ def list_light(stages: Stages) -> Iterator[Callable[[], object]]:
     site = ["uv", "run", "--only-group", "docs", "tools/docs_site.py"]
     yield run("site", site, UV_PROJECT_ENVIRONMENT=str(ROOT / ".venv-docs"))
     yield run("published", PUBLISHED)
+    yield run("fuzz", FUZZ)
     yield run("faults", [*pytest, "-m", "faults", "tests/faults"], **require_light())
     pages = ("first_commands", "git_install", "recording", "release", "standalone_wheels")
     shown = [f"tests/test_{page}.py" for page in pages]
     yield run("first commands", [*pytest, "-m", "wide", *shown])
-
-
-def run_fuzz(stages: Stages, parsers: Sequence[str]) -> None:
-    """Fuzz parsers with the processor time that the other stages leave."""
-    fuzz = ["nice", "-n", "19", "uv", "run", "tools/fuzz.py", *parsers]
-    fuzz += ["--seed", "1", "--seconds", str(60 * len(parsers))]
-    stages.run(f"fuzz {parsers[0]} to {parsers[-1]}", fuzz, is_beside=True)
 
 
 def run_python(stages: Stages, version: str, tests: Sequence[str]) -> None:
