@@ -27,8 +27,8 @@ import subprocess
 import sys
 import tempfile
 import tomllib
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import redirect_stdout
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from contextlib import contextmanager, redirect_stdout
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -72,11 +72,21 @@ class Peer(HFLM):
     """lm-eval's model, but `auto` keeps the batch size `detected` until that is 0 again."""
 
     detected = 0
+    takes_cudnn = True
 
     def _detect_batch_size(self, requests: Sequence[Any] | None = None, pos: int = 0) -> int:
         if not self.detected:
             self.detected = super()._detect_batch_size(requests, pos)
         return self.detected
+
+
+@contextmanager
+def cudnn_attention(*, allowed: bool) -> Generator[None]:
+    """Let torch's attention take cuDNN's kernels, as it does by default, or not."""
+    before = torch.backends.cuda.cudnn_sdp_enabled()
+    torch.backends.cuda.enable_cudnn_sdp(allowed)
+    yield
+    torch.backends.cuda.enable_cudnn_sdp(before)
 
 
 def shape_of(name: str, config: Config) -> Shape:
@@ -132,7 +142,8 @@ def theirs(peer: Peer, shape: Shape, batch_size: int | str) -> Callable[[], Any]
 
     def run() -> Any:
         peer.batch_size_per_gpu = batch_size
-        with redirect_stdout(sys.stderr):  # where `auto` announces itself
+        # `auto` announces itself there; attention is torch's own choice unless ours is asked for.
+        with redirect_stdout(sys.stderr), cudnn_attention(allowed=peer.takes_cudnn):
             return getattr(peer, method)(instances, disable_tqdm=True)
 
     return run
@@ -268,8 +279,9 @@ def try_pass_tokens(session: Any, run: Callable[[], object], config: Config) -> 
     default = scorer._pass_tokens
     for tokens in config.get("pass_tokens", ()):
         scorer._pass_tokens = tokens
-        forget(session)
-        found[str(tokens)] = try_once(run, config["device"])
+        for _ in range(2):  # torch takes its memory and chooses its kernels in the first
+            forget(session)
+            found[str(tokens)] = try_once(run, config["device"])
     scorer._pass_tokens = default
     return found
 
@@ -294,6 +306,11 @@ def compare(session: Any, peer: Peer, shape: Shape, config: Config) -> dict[str,
         times.append(seconds)
         ratios.append(peers / seconds)
     by_pass_tokens = try_pass_tokens(session, run_ours, config)
+    peer.takes_cudnn = device != "cuda"
+    without_cudnn = (
+        min(try_once(run_theirs, device) for _ in range(2)) if device == "cuda" else None
+    )
+    peer.takes_cudnn = True
     session.gc()
     unique = unique_tokens(session, shape)
     apart = "" if shape.kind == "generation" else f"{largest_difference(left, right):.1e}"
@@ -321,6 +338,7 @@ def compare(session: Any, peer: Peer, shape: Shape, config: Config) -> dict[str,
         "ours_mib": held,
         "lm_eval_mib": peer_held,
         "by_pass_tokens": by_pass_tokens,
+        "lm_eval_s_without_cudnn": without_cudnn,
     }
 
 

@@ -37,6 +37,7 @@ def read_arguments(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--work", type=Path, required=True, help="kept between calls")
     parser.add_argument("--copy", type=Path, help="gets the records after each step")
     parser.add_argument("--limit", type=float, default=LIMIT_S, help="seconds of this call")
+    parser.add_argument("--models", nargs="+", choices=stages.MODELS, default=stages.MODELS)
     parser.add_argument("--fresh", action="store_true", help="empty the working folder before")
     parser.add_argument("--rehearse", action="store_true", help="tiny sizes, on a CPU")
     return parser.parse_args(arguments)
@@ -94,7 +95,7 @@ def run_stages(
 def main(arguments: Sequence[str] | None = None) -> int:
     start = time.monotonic()
     asked = read_arguments(arguments)
-    places = stages.Places(asked.work.resolve(), asked.rehearse)
+    places = stages.Places(asked.work.resolve(), asked.rehearse, tuple(asked.models))
     if asked.fresh:
         shutil.rmtree(places.work, ignore_errors=True)
     folder = asked.bundle

@@ -14,6 +14,7 @@ from tools.gpu.card import find_cuda_libraries
 from tools.gpu.steps import ROOT, Record, Step, merge_attempts
 
 BENCH, HERE = ROOT / "tools" / "bench", Path(__file__).parent
+MODELS = ("1b", "7b")
 TRANSFORMERS_CLASSES = {
     "TestCudaFloat32": "sdpa, float32",
     "TestCudaBFloat16": "sdpa, bfloat16",
@@ -37,10 +38,11 @@ REHEARSED_CLASSES = ("TestCudaPagedGraphs",)
 
 @dataclass(frozen=True)
 class Places:
-    """Folders of a run, and the choice to rehearse on a CPU."""
+    """Folders of a run, the choice to rehearse on a CPU, and the models that a card is given."""
 
     work: Path
     rehearse: bool
+    models: tuple[str, ...] = MODELS
 
     @property
     def site(self) -> Path:
@@ -56,7 +58,7 @@ class Places:
 
     @property
     def sizes(self) -> tuple[str, ...]:
-        return ("tiny",) if self.rehearse else ("1b", "7b")
+        return ("tiny",) if self.rehearse else self.models
 
     @property
     def dtypes(self) -> tuple[str, ...]:
@@ -332,7 +334,7 @@ CONTAINERS = ("vllm", "sglang", "tensorrt-llm")
 """Stages for a machine that has their runtime: the others need the bundle alone."""
 COMMON = [name for name in STAGES if name not in CONTAINERS]
 """Stages of `all`, the most valuable first."""
-WORKERS = {"conformance": 8, "parity": 4}
+WORKERS = {"conformance": 12, "parity": 4}
 """Steps at once, where nothing is timed."""
 SHARES = {"conformance": 150.0, "parity": 120.0, "speed": 300.0}
 """Seconds that a stage may take of a call before others get theirs."""

@@ -5,11 +5,13 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 import transformers
+from transformers.generation.continuous_batching.requests import RequestState, RequestStatus
 
 from evalution_core import (
     EngineRuntimeError,
@@ -18,6 +20,7 @@ from evalution_core import (
     UnsupportedRequestError,
 )
 from evalution_transformers import Transformers, TransformersCompat
+from evalution_transformers.paged import CancellingScheduler
 from evalution_transformers.session import TransformersSession
 
 PROMPTS = [
@@ -315,3 +318,18 @@ def test_beam_sampling_without_a_seed_differs_between_calls(session: Transformer
     seeded = GenerationRequest("w5 w6", num_beams=2, seed=1 << 70, **hot)
     one, other = session.generate([seeded] * 2)
     assert one == other
+
+
+@pytest.mark.skipif(
+    not hasattr(transformers, "ContinuousBatchingConfig"),
+    reason="this transformers has no continuous batching that can be configured",
+)
+def test_a_cancelled_request_is_over_for_a_batch_on_its_way() -> None:
+    state = RequestState(request_id="1", initial_tokens=[5, 6], max_new_tokens=9)
+    state.status = RequestStatus.DECODING
+    scheduler = CancellingScheduler(SimpleNamespace(free_blocks=lambda _: None), 0.0, 4)
+    scheduler.active_requests["1"] = state
+    scheduler.set_request_cancellation("1")
+    assert scheduler.clear_cancelled_requests() == [state]
+    assert state.status == RequestStatus.FINISHED
+    assert not scheduler.has_pending_requests()

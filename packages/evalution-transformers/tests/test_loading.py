@@ -124,3 +124,16 @@ def test_identities_of_two_configurations_differ(write_checkpoint: Callable[...,
         Model(folder, model_kwargs={"config": transformers.AutoConfig.from_pretrained(folder)})
     ) as session:
         assert json.dumps(session.identity()).count('"hidden_size": 32')
+
+
+def test_attention_keeps_from_cudnn_while_a_session_is_open(
+    write_checkpoint: Callable[..., Path],
+) -> None:
+    enabled = torch.backends.cuda.cudnn_sdp_enabled
+    assert enabled()
+    model = Model(str(write_checkpoint()))
+    with Transformers(device="cpu").build(model):
+        with Transformers(device="cpu").build(model):
+            assert not enabled()
+        assert not enabled()
+    assert enabled()

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from evalution_enginekit import TokenSpan, plan_scoring
-from evalution_transformers.score import PrefixTree
+from evalution_transformers.score import PrefixTree, fill_rows
 
 _IDS = st.lists(st.integers(0, 2), min_size=2, max_size=24)
 
@@ -19,13 +19,15 @@ def _spans(draw: st.DrawFn) -> list[TokenSpan]:
     return [TokenSpan(ids, draw(st.integers(1, len(ids) - 1))) for ids in sequences]
 
 
-@given(_spans(), st.integers(1, 300))
+@given(_spans(), st.integers(1, 300), st.integers(1, 60))
 @settings(deadline=None)
-def test_passes_cover_every_node_behind_its_parents(spans: list[TokenSpan], room: int) -> None:
+def test_passes_cover_every_node_behind_its_parents(
+    spans: list[TokenSpan], room: int, row_tokens: int
+) -> None:
     plan = plan_scoring(spans)
     tree = PrefixTree(plan)
     seen: set[int] = set()
-    while (one := tree.next_pass(room)) is not None:
+    while (one := tree.next_pass(room, row_tokens)) is not None:
         there = set(one.cached)
         for at in (*one.cached, *one.nodes):
             parent = tree.nodes[at].parent
@@ -65,6 +67,38 @@ def test_rows_have_every_target_of_their_pass_behind_its_own_tokens(
             for target in targets:
                 before = spans[target.span].token_ids[: target.position + 1]
                 assert list(token_ids[: target.position + 1]) == list(before)
+
+
+@given(_spans(), st.integers(1, 300), st.integers(1, 60))
+@settings(deadline=None)
+def test_a_token_in_a_row_sees_its_own_sequence_alone(
+    spans: list[TokenSpan], room: int, row_tokens: int
+) -> None:
+    tree = PrefixTree(plan_scoring(spans))
+    while (one := tree.next_pass(room, row_tokens)) is not None:
+        if not one.nodes:
+            continue
+        behind = tree.path_ids(one.cached)
+        rows = fill_rows(tree, one.nodes, row_tokens)
+        found = Counter(target for row in rows for target in row.targets)
+        assert found == Counter(t for at in one.nodes for t in tree.nodes[at].targets)
+        assert len({len(row.token_ids) for row in rows}) == 1
+        for row in rows:
+            for column, target in zip(row.columns, row.targets, strict=True):
+                seen = [row.token_ids[s] for s in range(column + 1) if column < row.ends[s]]
+                before = spans[target.span].token_ids[: target.position + 1]
+                assert behind + seen == list(before)
+                assert row.positions[column] == target.position
+
+
+def test_branches_of_a_short_root_stand_in_rows_of_their_own() -> None:
+    spans = [TokenSpan([1, *range(first, first + 90), 2, 3], 91) for first in range(100, 2500, 100)]
+    tree = PrefixTree(plan_scoring(spans))
+    one = tree.next_pass(4096, 512)
+    assert one is not None
+    rows = fill_rows(tree, one.nodes, 512)
+    assert len(rows) == 5
+    assert {row.token_ids[0] for row in rows} == {1}
 
 
 def test_texts_of_one_length_stand_in_rows_of_their_own() -> None:

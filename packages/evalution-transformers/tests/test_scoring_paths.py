@@ -168,6 +168,32 @@ def limit_tokens(model: Any, most: int) -> Any:
     return model.model.layers[0].register_forward_hook(check, with_kwargs=True)
 
 
+@pytest.mark.parametrize("ahead", [0, 1])
+@pytest.mark.parametrize("head", [2, 40])
+def test_rows_of_trees_score_as_sequences_alone(
+    random_model: Callable[..., Any], head: int, ahead: int
+) -> None:
+    from evalution_transformers.forward import Forward
+    from evalution_transformers.score import PrefixScorer
+
+    model = random_model("llama")
+    spans = questions(rows=12, head=head)
+    scorer = PrefixScorer(Forward(model), pass_tokens=160, row_tokens=32)
+    scorer._passes_ahead = ahead
+    rows: list[int] = []
+
+    def note(_: Any, __: Any, inputs: dict[str, Any]) -> None:
+        rows.append(len(inputs["input_ids"]))
+
+    hook = model.base_model.register_forward_pre_hook(note, with_kwargs=True)
+    try:
+        found = collect_scores(scorer, spans)
+    finally:
+        hook.remove()
+    assert_close(found, [score_plainly(model, span) for span in spans], 1e-4)
+    assert max(rows) > 2
+
+
 @pytest.mark.parametrize("kind", ["llama", "mistral"])
 def test_out_of_memory_halves_this_and_later_passes(
     random_model: Callable[..., Any], kind: str
@@ -257,7 +283,8 @@ def test_narrow_logits_are_scored_in_float32() -> None:
 
 
 def test_mask_of_a_tree_is_made_on_the_device_that_reads_it() -> None:
-    given = [0, 0, 1], [[True, False], [True, True]], 1
+    given = [[3, 3, 3], [2, 2, 3]], 1
     assert make_tree_mask(*given, torch.device("meta")).is_meta
-    rows = make_tree_mask(*given)[0, 0].int().tolist()
-    assert rows == [[1, 1, 0, 0], [1, 1, 1, 0], [1, 1, 1, 1]]
+    chain, apart = make_tree_mask(*given)[:, 0].int().tolist()
+    assert chain == [[1, 1, 0, 0], [1, 1, 1, 0], [1, 1, 1, 1]]
+    assert apart == [[1, 1, 0, 0], [1, 1, 1, 0], [1, 0, 0, 1]]

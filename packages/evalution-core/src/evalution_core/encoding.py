@@ -7,6 +7,7 @@ them, so that a request has the same ids everywhere. The rules are those of lm-e
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import compress, count
@@ -90,19 +91,24 @@ def conditioning_id(codec: TextCodec) -> int:
 
 
 class ContextEncoder:
-    """Encodes contexts and keeps the ids of the last one, which all choices of a question share."""
+    """Encodes contexts and keeps each thread's last one, which all choices of a question share."""
 
     def __init__(self, codec: TextCodec):
         self._codec = codec
-        self._last: tuple[str, list[int]] = ("", [])
+        self._last = _LastContext()
 
     def encode(self, context: str) -> list[int]:
         """Ids of the context after the leading ids; not to be changed."""
-        known, token_ids = self._last
-        if context != known or not token_ids:
-            token_ids = encode_with_leading(self._codec, context)
-            self._last = context, token_ids
-        return token_ids
+        last = self._last
+        if context != last.text or not last.token_ids:
+            last.text, last.token_ids = context, encode_with_leading(self._codec, context)
+        return last.token_ids
+
+
+class _LastContext(threading.local):
+    def __init__(self) -> None:
+        self.text = ""
+        self.token_ids: list[int] = []
 
 
 def encode_pair(

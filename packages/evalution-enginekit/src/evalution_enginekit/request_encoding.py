@@ -33,6 +33,7 @@ from evalution_core.encoding import (
 )
 from evalution_core.errors import raise_failures
 from evalution_core.requests import DistributionRequest, Message, read_metadata
+from evalution_enginekit.batching import map_in_threads
 from evalution_enginekit.generation import GenerationJob, TokenPrompt
 from evalution_enginekit.planning import TokenScore
 from evalution_enginekit.runtime_thread import runtime_errors
@@ -63,16 +64,18 @@ class RequestValidator:
 
     def check_all(self, check: Callable[[Q], T], requests: Sequence[Q]) -> list[T]:
         """Return `check` of every request; raise one error for all that fail, before any ran."""
-        results: list[T] = []
-        failures: dict[int, EvalutionError] = {}
-        for index, request in enumerate(requests):
+
+        def attempt(request: Q) -> T | EvalutionError:
             try:
-                results.append(check(request))
+                return check(request)
             except (InvalidRequestError, UnsupportedRequestError) as error:
-                failures[index] = error
+                return error
+
+        results = map_in_threads(attempt, requests)
+        failures = {at: one for at, one in enumerate(results) if isinstance(one, EvalutionError)}
         if failures:
             raise_failures(failures, len(requests))
-        return results
+        return cast("list[T]", results)
 
     def check_generation(self, request: GenerationRequest) -> None:
         _check_type(request, GenerationRequest)

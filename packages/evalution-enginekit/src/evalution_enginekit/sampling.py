@@ -69,40 +69,47 @@ def next_token(
     """Return the id of the next token, given the finite `logits` [vocab] of its position.
 
     Without `do_sample` it is the lowest id among those with the largest logit, whatever the other
-    settings. With it, one number is drawn from `generator` and the logits pass temperature,
-    `top_k` and `top_p` in the order of Transformers: `top_k` keeps ties with the k-th largest,
-    `top_p` keeps the smallest set of likeliest tokens whose probabilities reach `top_p`, and at
-    least one token. `top_k=0` and `top_p=1` keep all. `temperature=0` is the limit, greedy.
+    settings. With it, the logits pass temperature, `top_k` and `top_p` in the order of
+    Transformers: `top_k` keeps ties with the k-th largest, `top_p` keeps the smallest set of
+    likeliest tokens whose probabilities reach `top_p`, and at least one token. `top_k=0` and
+    `top_p=1` keep all. `temperature=0` is the limit, greedy.
+
+    The sample is the token that wins a race: each waits for an exponential time of `generator`,
+    divided by its probability (Gumbel's trick). Rounding of the logits then changes a sample only
+    where two tokens come in at the same time; a draw from the sums of sorted probabilities moves
+    with every one of them.
 
     The settings are those of a valid request; `generator` is needed with `do_sample` alone.
     """
     if not do_sample or temperature == 0:
         return int(logits.argmax())
     assert generator is not None
-    token_ids, probabilities = _rank_candidates(logits, temperature, top_p, top_k)
-    cumulative = np.cumsum(probabilities)
-    # random() is at most 1 - 2**-53, and its product with a total always rounds to below the total.
-    threshold = generator.random() * float(cumulative[-1])
-    return int(token_ids[np.searchsorted(cumulative, threshold, side="right")])
+    times = generator.standard_exponential(len(logits))
+    # The top logit becomes 0 before the division, so that a tiny temperature can't overflow it.
+    with np.errstate(over="ignore", divide="ignore"):
+        scaled = (logits.astype(np.float64) - float(logits.max())) / temperature
+        leads = scaled - np.log(times)
+    if top_k == 0 and top_p >= 1:
+        return int(leads.argmax())
+    token_ids = _find_candidates(logits, scaled, top_p, top_k)
+    return int(token_ids[leads[token_ids].argmax()])
 
 
-def _rank_candidates(
-    logits: NDArray[np.floating[Any]], temperature: float, top_p: float, top_k: int
-) -> tuple[NDArray[np.intp], NDArray[np.float64]]:
-    """Return the ids that may be drawn, likeliest first, with their unnormalised probabilities."""
+def _find_candidates(
+    logits: NDArray[np.floating[Any]], scaled: NDArray[np.float64], top_p: float, top_k: int
+) -> NDArray[np.intp]:
+    """Return the ids that may be drawn, likeliest first."""
     token_ids = np.argsort(-logits, kind="stable")
     logits = logits[token_ids]
     # Ties are those of the logits: two that differ may be equal once the top one is subtracted.
     if 0 < top_k < len(logits):
-        logits = logits[logits >= logits[top_k - 1]]
-    # The top logit becomes 0 before the division, so that a tiny temperature can't overflow it.
-    with np.errstate(over="ignore"):
-        probabilities = np.exp((logits.astype(np.float64) - float(logits[0])) / temperature)
+        token_ids = token_ids[logits >= logits[top_k - 1]]
     if top_p < 1:
+        probabilities = np.exp(scaled[token_ids])
         mass_before = np.cumsum(probabilities) - probabilities
         kept = max(1, int(np.count_nonzero(mass_before < top_p * probabilities.sum())))
-        probabilities = probabilities[:kept]
-    return token_ids[: len(probabilities)], probabilities
+        token_ids = token_ids[:kept]
+    return token_ids
 
 
 def token_logprobs(

@@ -67,8 +67,8 @@ def find_leading_ids(whole: Sequence[int], alone: Sequence[int]) -> tuple[int, .
     return ()
 
 
-_LONG_TEXT = 4096
-"""Characters that take milliseconds to encode."""
+_LONG_TEXT = 1024
+"""Characters that take some tenths of a millisecond to encode."""
 
 
 def encode_text(tokenizer: tokenizers.Tokenizer, text: str) -> list[int]:

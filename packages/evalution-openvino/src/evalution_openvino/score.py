@@ -7,7 +7,7 @@ share it. Where the children of one level don't fit into a run, the state is res
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 
@@ -55,10 +55,10 @@ class RunLogits:
         self._at = at
         self.block_rows = count_block_rows(logits.shape[-1])
 
-    def score(self, token_ids: Sequence[int]) -> list[tuple[float, bool]]:
-        """Return log-probability and greediness of each target."""
+    def begin_scores(self, token_ids: Sequence[int]) -> Callable[[], list[tuple[float, bool]]]:
+        """Score the targets at once: the log-probability and greediness of each."""
         found = token_logprobs(self._logits, numpy.array(token_ids, numpy.int64), self._at)
-        return list(zip(*found, strict=True))
+        return lambda: list(zip(*found, strict=True))
 
     def read(self, targets: Sequence[int]) -> Rows:
         """Return the log-probabilities of the whole vocabulary at these targets."""

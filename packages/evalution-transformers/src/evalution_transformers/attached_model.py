@@ -13,6 +13,7 @@ from evalution_enginekit.runtime import find_changed_options
 from evalution_enginekit.tokenizer import find_given_tokenizer
 from evalution_transformers.load import EvalMode, LoadedModel, read_declared_eos
 from evalution_transformers.options import ModelOptions
+from evalution_transformers.runtime import CUDNN_ATTENTION
 from evalution_transformers.upstream import CausalModel
 
 LOADING_OPTIONS = ("dtype", "device", "attn_implementation", "adapter")
@@ -106,7 +107,7 @@ def eval_mode(model: CausalModel) -> EvalMode:
             module.training = False
         try:
             # A loop that trains under autocast may attach in it; answers are the weights' own.
-            with torch.autocast(model.device.type, enabled=False):
+            with torch.autocast(model.device.type, enabled=False), CUDNN_ATTENTION.avoid():
                 yield
         finally:
             model.generation_config = settings

@@ -272,18 +272,17 @@ class ContinuousBatching(Generation):
         """
         parts = [row.token_ids[shared:] for row in group]
         ends = list(accumulate(len(part) for part in parts))
-        owners = [at for at, part in enumerate(parts) for _ in part]
-        alone = [[one == other for other in range(len(parts))] for one in range(len(parts))]
+        alone = [end for end, part in zip(ends, parts, strict=True) for _ in part]
         token_ids = [token_id for part in parts for token_id in part]
         positions = [shared + at for part in parts for at in range(len(part))]
-        inputs = self._prefix.continue_with(token_ids, positions, owners, alone, keep=True)
+        inputs = self._prefix.continue_with([token_ids], [positions], [alone], keep=True)
         columns = torch.tensor(ends, device=self._forward.device) - 1
         logits = self._forward.logits(inputs, torch.zeros_like(columns), columns)
         states = [
             read_states(inputs["past_key_values"], shared, shared + begin, shared + end)
             for begin, end in pairwise([0, *ends])
         ]
-        self._prefix.prune(len(token_ids))
+        self._prefix.prune()
         return states, logits
 
     def _step(self) -> Sequence[TokenEvent]:

@@ -7,7 +7,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from itertools import pairwise
 from typing import Any, cast
 
@@ -69,11 +69,11 @@ class Forward:
             cache: is extended by the pass.
         """
         given: Inputs = {
-            "input_ids": torch.tensor(token_ids, device=self.device),
+            "input_ids": send(token_ids, self.device),
             "use_cache": cache is not None,
         }
         if positions is not None:
-            given["position_ids"] = torch.tensor(positions, device=self.device)
+            given["position_ids"] = send(positions, self.device)
         if mask is not None:
             given["attention_mask"] = self._convert_mask(mask.to(self.device))
         if cache is not None:
@@ -148,17 +148,17 @@ class TorchLogits:
         """
         read = torch.tensor([rows or [0] * len(columns), columns])
         places, at = torch.unique(read, dim=1, return_inverse=True, sorted=True)
-        # Copied before the pass: a copy waits for all that the device has been given.
-        places = places.to(forward.device)
+        places = send(places, forward.device)
         return cls(forward, forward.compute_states(inputs, places[0], places[1]), at)
 
     @torch.no_grad()
-    def score(self, token_ids: Sequence[int]) -> list[tuple[float, bool]]:
-        """Return log-probability and greediness of each target, computed in float32 at least."""
+    def begin_scores(self, token_ids: Sequence[int]) -> Callable[[], list[tuple[float, bool]]]:
+        """Begin to score the targets; log-probabilities are computed in float32 at least."""
         order = torch.argsort(self._at, stable=True)
         sorted_at = self._at[order]
         device = self._states.device
-        rows, targets = sorted_at.to(device), torch.tensor(token_ids)[order].to(device)
+        rows = send(sorted_at, device)
+        targets = send(torch.tensor(token_ids)[order], device)
         logprobs: list[Tensor] = []
         greedy: list[Tensor] = []
         begin = first = 0
@@ -172,8 +172,14 @@ class TorchLogits:
             greedy.append(is_top)
             begin, first = end, last
         back = torch.argsort(order)
-        found = torch.cat(logprobs).double().cpu()[back].tolist()
-        return list(zip(found, torch.cat(greedy).cpu()[back].tolist(), strict=True))
+        found = torch.cat(logprobs).double(), torch.cat(greedy)
+        wait = _Copies(found)
+
+        def read() -> list[tuple[float, bool]]:
+            values, tops = wait.read()
+            return list(zip(values[back].tolist(), tops[back].tolist(), strict=True))
+
+        return read
 
     @torch.no_grad()
     def read(self, targets: Sequence[int]) -> Rows:
@@ -186,6 +192,23 @@ class TorchLogits:
         """Return the same of these targets alone."""
         states = self._states[self._at[targets]]
         return TorchLogits(self._forward, states, torch.arange(len(targets)))
+
+
+class _Copies:
+    """Copies of a device's tensors in main memory, there once what computes them has run."""
+
+    def __init__(self, tensors: Sequence[Tensor]):
+        on_cuda = tensors[0].device.type == "cuda"
+        self._copies = [tensor.to("cpu", non_blocking=on_cuda) for tensor in tensors]
+        self._done = (
+            torch.cuda.current_stream(tensors[0].device).record_event() if on_cuda else None
+        )
+
+    def read(self) -> list[Tensor]:
+        """Return them; wait for nothing that the device was given later."""
+        if self._done is not None:
+            self._done.synchronize()
+        return self._copies
 
 
 def _score_targets(logits: Tensor, rows: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
@@ -203,22 +226,29 @@ def _score_targets(logits: Tensor, rows: Tensor, targets: Tensor) -> tuple[Tenso
 
 
 def make_tree_mask(
-    owners: Sequence[int],
-    ancestors: Sequence[Sequence[bool]],
-    behind: int,
-    device: torch.device | None = None,
+    ends: Sequence[Sequence[int]], behind: int, device: torch.device | None = None
 ) -> Tensor:
-    """Return which token sees which, as booleans [1, 1, tokens, behind + tokens], on the device.
+    """Return which token sees which, as booleans [rows, 1, tokens, behind + tokens], on the device.
 
-    Segments of a prefix tree stand side by side in one row, behind `behind` cached tokens that all
-    see. `owners[t]` is the segment of token t; `ancestors[i][j]` says that segment i is or
-    continues segment j.
+    In each row nodes of prefix trees stand side by side, each before its children, behind `behind`
+    cached tokens that all see. `ends[r][t]` is where in row r the subtree of token t's node ends:
+    no token from there on sees it.
     """
     # Made where it is read: tokens x tokens take a CPU as long as a GPU takes for the pass.
-    owner = torch.tensor(owners, device=device)
-    seen = torch.tensor(ancestors, device=device)[owner][:, owner].tril_()
-    cached = seen.new_ones(len(owners), behind)
-    return torch.cat((cached, seen), dim=1)[None, None]
+    end = send(ends, device)
+    at = torch.arange(end.shape[1], device=end.device)
+    seen = (at[:, None] >= at) & (at[:, None] < end[:, None])
+    cached = seen.new_ones(*seen.shape[:2], behind)
+    return torch.cat((cached, seen), dim=2)[:, None]
+
+
+def send(values: Any, device: torch.device | None) -> Tensor:
+    """Return numbers as a tensor on a device, without waiting for what that has to do before."""
+    made = values if isinstance(values, Tensor) else torch.tensor(values)
+    if device is not None and device.type == "cuda":
+        # From other memory the copy begins once the device has run all that it was given.
+        return made.pin_memory().to(device, non_blocking=True)
+    return made.to(device)
 
 
 class RoomyLayer(DynamicLayer):
@@ -322,26 +352,40 @@ class SharedPrefix:
 
     def continue_with(
         self,
-        token_ids: list[int],
-        positions: Sequence[int],
-        owners: Sequence[int],
-        ancestors: Sequence[Sequence[bool]],
+        token_ids: Sequence[Sequence[int]],
+        positions: Sequence[Sequence[int]],
+        ends: Sequence[Sequence[int]],
         *,
         keep: bool = False,
     ) -> Inputs:
-        """Return a pass over segments behind the prefix; call `prune` when it has run.
+        """Return a pass over rows of nodes, each behind the prefix; call `prune` when it has run.
 
-        `owners` and `ancestors` are those of `make_tree_mask`. With `keep`, keys and values can be
-        read off the inputs' cache until then.
+        `ends` are those of `make_tree_mask`. With `keep`, keys and values can be read off the
+        inputs' cache until then.
         """
-        device = self._forward.device
-        seen = make_tree_mask(owners, ancestors, len(self), device) if len(ancestors) > 1 else None
-        cache = self._cache if self._token_ids or keep else None
-        return self._forward.inputs([token_ids], [positions], seen, cache)
+        width = len(ends[0])
+        is_plain = all(end == width for row in ends for end in row)
+        seen = None if is_plain else make_tree_mask(ends, len(self), self._forward.device)
+        cache = None
+        if self._token_ids or keep:
+            cache = self._cache if len(ends) == 1 else self._repeat(len(ends))
+        return self._forward.inputs(token_ids, positions, seen, cache)
 
-    def prune(self, count: int) -> None:
-        """Drop the `count` tokens that such a pass put behind the prefix."""
-        if self._token_ids:
-            self._cache.crop(-count)
-        else:
+    def _repeat(self, rows: int) -> DynamicCache:
+        """Return a cache that has the prefix in so many rows, and adds nothing to this one."""
+        repeated = make_cache()
+        for held in cast("list[RoomyLayer]", self._cache.layers):
+            layer = RoomyLayer()
+            layer.keys = held.keys.expand(rows, -1, -1, -1)
+            layer.values = held.values.expand(rows, -1, -1, -1)
+            layer.dtype, layer.device, layer.is_initialized = held.dtype, held.device, True
+            repeated.layers.append(layer)
+        return repeated
+
+    def prune(self) -> None:
+        """Drop the tokens that such a pass put behind the prefix."""
+        surplus = self._cache.get_seq_length() - len(self)
+        if not self._token_ids:
             self.clear()
+        elif surplus:
+            self._cache.crop(-surplus)

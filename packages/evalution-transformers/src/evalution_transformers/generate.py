@@ -145,25 +145,27 @@ class Row:
         """Return a sample of `logits` [vocab].
 
         The logits pass temperature, `top_k` and `top_p` in the order of Transformers: `top_k` keeps
-        ties with the k-th largest, `top_p` the smallest set of likeliest tokens that reach it.
+        ties with the k-th largest, `top_p` the smallest set of likeliest tokens that reach it. The
+        sample is the token that wins a race, as in `evalution_enginekit.sampling.next_token`.
         """
         prompt = self.prompt
         values = (logits.cpu() if logits.device.type == "mps" else logits).double()
         # The top logit becomes 0 before the division, so that a tiny temperature can't overflow it.
         scaled = (values - values.max()) / prompt.temperature
+        times = torch.empty(len(values), dtype=torch.float64).exponential_(generator=self._numbers)
+        leads = scaled - times.log().to(scaled.device)
+        if prompt.top_k == 0 and prompt.top_p >= 1:
+            return int(leads.argmax())
         scaled, token_ids = scaled.sort(descending=True, stable=True)
         if 0 < prompt.top_k < len(scaled):
             scaled = scaled[scaled >= scaled[prompt.top_k - 1]]
-        weights = scaled.exp()
-        cumulative = weights.cumsum(0)
         if prompt.top_p < 1:
+            weights = scaled.exp()
+            cumulative = weights.cumsum(0)
             kept = int(((cumulative - weights) < prompt.top_p * cumulative[-1]).sum())
-            cumulative = cumulative[: max(1, kept)]
-        number = torch.rand((), dtype=torch.float64, generator=self._numbers)
-        place = torch.searchsorted(
-            cumulative, number.to(cumulative.device) * cumulative[-1], right=True
-        )
-        return int(token_ids[min(int(place), len(cumulative) - 1)])
+            scaled = scaled[: max(1, kept)]
+        token_ids = token_ids[: len(scaled)]
+        return int(token_ids[leads[token_ids].argmax()])
 
 
 def make_memory_error(error: BaseException) -> EngineRuntimeError:

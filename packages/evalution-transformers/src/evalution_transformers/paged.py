@@ -15,6 +15,11 @@ from typing import Any, Generic, TypeVar, cast
 import torch
 import transformers
 from transformers.generation.continuous_batching import ContinuousBatchingManager
+from transformers.generation.continuous_batching.requests import RequestStatus
+from transformers.generation.continuous_batching.scheduler import (
+    SCHEDULER_MAPPING,
+    FIFOScheduler,
+)
 
 from evalution_core import ConfigurationError, EngineRuntimeError
 from evalution_core.redaction import redact_text
@@ -109,6 +114,23 @@ def _find_fields() -> set[str]:
         if not is_in_range(transformers.__version__, _IGNORED.get(field.name, "<0"))
     }
 
+
+class CancellingScheduler(FIFOScheduler):
+    """Upstream's scheduler, and a cancelled request is over for a batch that is on its way.
+
+    With asynchronous batches upstream (5.10 to 5.23; refactored in huggingface/transformers#43960)
+    looks up the cache of a request that was cancelled after its batch had begun, and drops all.
+    """
+
+    def clear_cancelled_requests(self) -> list[Any]:
+        states: list[Any] = super().clear_cancelled_requests()
+        for state in states:
+            state.status = RequestStatus.FINISHED
+        return states
+
+
+_SCHEDULER = "evalution"
+SCHEDULER_MAPPING[_SCHEDULER] = CancellingScheduler
 
 R = TypeVar("R")
 
@@ -236,6 +258,7 @@ class PagedBatching(ManagedBatching[int]):
             "num_blocks": pages,
             "max_batch_tokens": max(rows, min(pass_tokens, pages * page)),
             "auto_switch_to_flash": False,
+            "scheduler_type": _SCHEDULER,
             **find_changed_options(options, MANAGER_OPTIONS),
         }
         self._manager: Manager | None = None

@@ -20,7 +20,7 @@ from typing import Any, cast
 
 import torch
 from torch import Tensor
-from transformers import DynamicCache, GenerationConfig
+from transformers import GenerationConfig
 
 from evalution_core import ConfigurationError
 from evalution_enginekit.model_source import choose_window
@@ -28,7 +28,7 @@ from evalution_enginekit.self_check import logits_alike, probe_ids
 from evalution_transformers.forward import (
     MASKED_ATTENTION,
     Forward,
-    make_tree_mask,
+    SharedPrefix,
 )
 from evalution_transformers.generate import clear_settings
 from evalution_transformers.linear import use_fast_linear
@@ -94,7 +94,8 @@ class Probe:
 
     def shares_prefixes(self, *, splits: bool) -> bool:
         """Return whether sequences behind one cached beginning may stand side by side in a row."""
-        expected = torch.cat((self._with_left, self._with_right[6:]))
+        both = torch.cat((self._with_left, self._with_right[6:]))
+        expected = torch.cat((both, both[3:]))
         return self._agrees(expected, lambda: self._run_shared(splits))
 
     def pads(self) -> bool:
@@ -140,35 +141,30 @@ class Probe:
         return logits_alike(distances.tolist(), expected.std(dim=-1).tolist(), dtype)
 
     def _run_shared(self, splits: bool) -> Tensor:
-        """Run half of the beginning into a cache, then its rest with both ends in one pass."""
+        """Run half of the beginning into a cache, then its rest with both ends, in two rows."""
         forward = Forward(self._model, splits=splits)
-        cache = DynamicCache()
-        head = self._logits(forward, self._head[:3], cache=cache)
-        token_ids = self._head[3:] + self._left + self._right
-        positions = [3, 4, 5, 6, 7, 8, 9, 6, 7, 8]
-        owners = [0] * 3 + [1] * 4 + [2] * 3
-        seen = make_tree_mask(
-            owners, [[True, False, False], [True, True, False], [True, False, True]], 3
+        prefix = SharedPrefix(forward)
+        ((_, begun),) = prefix.passes(self._head[:3], 0, 3)
+        first = torch.arange(3, device=forward.device)
+        head = forward.logits(begun, torch.zeros_like(first), first)
+        rest, left, right = self._head[3:], self._left, self._right
+        inputs = prefix.continue_with(
+            [rest + left + right, rest + right + left],
+            [[3, 4, 5, 6, 7, 8, 9, 6, 7, 8], [3, 4, 5, 6, 7, 8, 6, 7, 8, 9]],
+            [[10] * 3 + [7] * 4 + [10] * 3, [10] * 3 + [6] * 3 + [10] * 4],
         )
-        rest = self._logits(forward, token_ids, positions, seen, cache)
-        return torch.cat((head, rest))
+        rows = torch.tensor([0] * 10 + [1] * 10, device=forward.device)
+        swapped = [0, 1, 2, 6, 7, 8, 9, 3, 4, 5]
+        columns = torch.tensor([*range(10), *swapped], device=forward.device)
+        return torch.cat((head, forward.logits(inputs, rows, columns)))
 
     def _plain(self, token_ids: list[int]) -> Tensor:
         ids = torch.tensor([token_ids], device=self._model.device)
         return self._model(input_ids=ids, use_cache=False).logits[0]
 
-    def _logits(
-        self,
-        forward: Forward,
-        token_ids: list[int],
-        positions: list[int] | None = None,
-        mask: Tensor | None = None,
-        cache: Any = None,
-    ) -> Tensor:
-        place = None if positions is None else [positions]
-        inputs = forward.inputs([token_ids], place, mask, cache)
+    def _logits(self, forward: Forward, token_ids: list[int]) -> Tensor:
         columns = torch.arange(len(token_ids), device=forward.device)
-        return forward.logits(inputs, torch.zeros_like(columns), columns)
+        return forward.logits(forward.inputs([token_ids]), torch.zeros_like(columns), columns)
 
 
 @contextmanager

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Generator, Mapping
 from contextlib import contextmanager
+from threading import Lock
 from typing import TYPE_CHECKING, Any
 
 from evalution_core import ConfigurationError, EngineUnavailableError, EvalutionError
@@ -78,6 +79,42 @@ def resolve_device(name: str | None) -> torch.device:
     raise EngineUnavailableError(
         f"device={name!r} isn't there: torch {torch.__version__} sees {there}"
     )
+
+
+class CudnnAttention:
+    """The setting of the process by which torch's attention may take cuDNN's kernels.
+
+    cuDNN makes a plan for each shape, which takes tenths of a second, and hardly a pass of ours has
+    the shape of another: on an H200 the card was busy for a sixth of a run
+    (meta-pytorch/torchtune#1652; pytorch/pytorch#155958 is to keep one plan for many shapes).
+    """
+
+    def __init__(self) -> None:
+        self._lock = Lock()
+        self._open = 0
+        self._before = True
+
+    @contextmanager
+    def avoid(self) -> Generator[None]:
+        """Turn it off while this context or another is open, on all threads."""
+        import torch  # noqa: PLC0415 - nothing is imported before an engine needs it
+
+        backends = torch.backends.cuda
+        with self._lock:
+            self._open += 1
+            if self._open == 1:
+                self._before = backends.cudnn_sdp_enabled()
+                backends.enable_cudnn_sdp(False)
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._open -= 1
+                if not self._open:
+                    backends.enable_cudnn_sdp(self._before)
+
+
+CUDNN_ATTENTION = CudnnAttention()
 
 
 @contextmanager

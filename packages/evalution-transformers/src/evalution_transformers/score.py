@@ -9,7 +9,7 @@ to nothing and are about as long stand in rows of their own, others in one row u
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Container, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
@@ -21,6 +21,12 @@ _LEAST_KEPT = 8
 """Cached tokens from which continuing behind them beats running them again."""
 _PADDED = 1.05
 """Tokens with their padding, for each token, up to which sequences stand in rows of their own."""
+_ROW_TOKENS = 1024
+"""Tokens of a row: attention takes time by their square, and each row repeats what it shares."""
+_IN_ROWS = 1.125
+"""Tokens of several rows, for each token of one, up to which they are taken."""
+_REPEATED_IN_ROW = 1 / 16
+"""A root of at most this share of a row is repeated in each row of its branches."""
 _REPEATED_SHARE = 64
 """A root of at most a 64th of a pass is repeated rather than cached."""
 
@@ -51,6 +57,14 @@ class TreePass:
 
     cached: tuple[int, ...]
     nodes: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Branch:
+    """Nodes of a pass that stay together, and the path to them that each of their rows repeats."""
+
+    path: list[int]
+    nodes: list[int]
 
 
 @dataclass(slots=True)
@@ -99,8 +113,13 @@ class PrefixTree:
         root.subtree_tokens -= cached
         self._forks.append(_Fork((root.parent,), (), [at]))
 
-    def next_pass(self, room: int) -> TreePass | None:
-        """Return the next pass, of at most `room` tokens not cached, or None at the end."""
+    def next_pass(self, room: int, row_tokens: int | None = None) -> TreePass | None:
+        """Return the next pass, of at most `room` tokens not cached, or None at the end.
+
+        A tree that is more than half of a pass and than a row is divided too: behind a cached root
+        its branches may stand in rows of their own.
+        """
+        undivided = max(row_tokens or room, room // 2)
         nodes: list[int] = []
         used = 0
         cached: tuple[int, ...] | None = None
@@ -113,11 +132,13 @@ class PrefixTree:
                 break
             repeated = [at for at in fork.repeated if at not in nodes]
             between = sum(len(self.nodes[at].token_ids) for at in repeated)
-            needed = between + self.nodes[fork.waiting[0]].subtree_tokens
-            if used + needed <= room:
+            first = self.nodes[fork.waiting[0]]
+            needed = between + first.subtree_tokens
+            fits = needed <= room and (needed <= undivided or not first.children)
+            if fits and used + needed <= room:
                 nodes += [*repeated, *self._subtree(fork.waiting.pop(0))]
                 used, cached = used + needed, fork.cached
-            elif needed <= room:
+            elif fits:
                 break
             elif (deeper := self._open(fork, room, may_cache=not nodes)) is not None:
                 self._forks.append(deeper)
@@ -153,6 +174,27 @@ class PrefixTree:
             rows.append((self.path_ids(path), targets))
         return rows
 
+    def find_branches(self, nodes: Sequence[int], row_tokens: int) -> list[Branch]:
+        """Return the nodes of a pass by the trees that they form without what is cached.
+
+        One that is more than a row is divided below its root, where that is short.
+        """
+        sizes = {at: len(self.nodes[at].token_ids) for at in nodes}
+        for at in reversed(nodes):
+            if (parent := self.nodes[at].parent) in sizes:
+                sizes[parent] += sizes[at]
+        divided: dict[int | None, list[int]] = {}
+        found: list[Branch] = []
+        for at in nodes:
+            parent, own = self.nodes[at].parent, len(self.nodes[at].token_ids)
+            if parent in sizes and parent not in divided:
+                found[-1].nodes.append(at)
+            elif sizes[at] > max(row_tokens, own) and own <= row_tokens * _REPEATED_IN_ROW:
+                divided[at] = [*divided.get(parent, ()), at]
+            else:
+                found.append(Branch(divided.get(parent, []), [at]))
+        return found
+
     def _find_path(self, leaf: int) -> tuple[int, ...]:
         path = [leaf]
         while (parent := self.nodes[path[-1]].parent) is not None:
@@ -187,13 +229,24 @@ class PrefixScorer(Scorer):
     Args:
         forward: the model.
         pass_tokens: as in `Scorer`.
+        row_tokens: a pass over more is divided into rows of about so many tokens, or of as many as
+            the cached prefix has.
         keeps_prefix: False where weights may change between two calls, as in a training loop.
     """
 
-    def __init__(self, forward: Forward, *, pass_tokens: int, keeps_prefix: bool = True):
+    def __init__(
+        self,
+        forward: Forward,
+        *,
+        pass_tokens: int,
+        row_tokens: int = _ROW_TOKENS,
+        keeps_prefix: bool = True,
+    ):
         super().__init__(pass_tokens)
         self._forward = forward
+        self._row_tokens = row_tokens
         self._keeps_prefix = keeps_prefix
+        self._passes_ahead = _count_passes_ahead(forward)
         self._prefix = SharedPrefix(forward)
 
     def forget(self) -> None:
@@ -207,7 +260,7 @@ class PrefixScorer(Scorer):
         cached = self._prefix.count_shared(tree.first_path)
         if cached >= _LEAST_KEPT:
             tree.begin_behind(cached)
-        while (tree_pass := tree.next_pass(self._pass_tokens)) is not None:
+        while (tree_pass := tree.next_pass(self._pass_tokens, self._row_tokens)) is not None:
             yield from self._run(tree, tree_pass)
 
     def _run(
@@ -236,30 +289,94 @@ class PrefixScorer(Scorer):
     def _run_nodes(
         self, tree: PrefixTree, nodes: tuple[int, ...]
     ) -> tuple[list[Target], PassLogits]:
-        """Run nodes side by side in one row of tokens, each behind its parent if that is there."""
-        place = {at: index for index, at in enumerate(nodes)}
-        token_ids: list[int] = []
-        positions: list[int] = []
-        owners: list[int] = []
-        ancestors: list[list[bool]] = []
-        columns: list[int] = []
-        targets: list[Target] = []
-        for index, at in enumerate(nodes):
+        """Run nodes side by side, each behind its parent if that is there, in one row or more."""
+        rows = fill_rows(tree, nodes, max(self._row_tokens, len(self._prefix)))
+        inputs = self._prefix.continue_with(
+            [row.token_ids for row in rows],
+            [row.positions for row in rows],
+            [row.ends for row in rows],
+        )
+        logits = TorchLogits.run(
+            self._forward,
+            inputs,
+            [column for row in rows for column in row.columns],
+            [at for at, row in enumerate(rows) for _ in row.columns],
+        )
+        self._prefix.prune()
+        return [target for row in rows for target in row.targets], logits
+
+
+@dataclass(slots=True)
+class TreeRow:
+    """Nodes side by side in a row of tokens, each before its children, and where targets are.
+
+    `ends` are those of `make_tree_mask`.
+    """
+
+    token_ids: list[int] = field(default_factory=list[int])
+    positions: list[int] = field(default_factory=list[int])
+    ends: list[int] = field(default_factory=list[int])
+    columns: list[int] = field(default_factory=list[int])
+    targets: list[Target] = field(default_factory=list[Target])
+
+    def fill(self, tree: PrefixTree, nodes: Sequence[int], scored: Container[int]) -> None:
+        """Put nodes into the row, and the targets of those that no other row has scored."""
+        ends: dict[int | None, int] = {}
+        for at in nodes:
             node = tree.nodes[at]
-            begin = len(token_ids) - node.depth
-            columns += [begin + target.position for target in node.targets]
-            targets += node.targets
-            token_ids += node.token_ids
-            positions += range(node.depth, node.end)
-            owners += [index] * len(node.token_ids)
-            above = None if node.parent is None else place.get(node.parent)
-            seen = [False] * len(nodes) if above is None else list(ancestors[above])
-            seen[index] = True
-            ancestors.append(seen)
-        inputs = self._prefix.continue_with(token_ids, positions, owners, ancestors)
-        logits = TorchLogits.run(self._forward, inputs, columns)
-        self._prefix.prune(len(token_ids))
-        return targets, logits
+            if at not in scored:
+                begin = len(self.token_ids) - node.depth
+                self.columns += [begin + target.position for target in node.targets]
+                self.targets += node.targets
+            self.token_ids += node.token_ids
+            self.positions += range(node.depth, node.end)
+            ends[at] = len(self.token_ids)
+        for at in reversed(nodes):
+            if (parent := tree.nodes[at].parent) in ends:
+                ends[parent] = max(ends[parent], ends[at])
+        for at in nodes:
+            self.ends += [ends[at]] * len(tree.nodes[at].token_ids)
+
+    def pad(self, width: int) -> None:
+        """Fill the row with tokens that none of the others sees."""
+        lacking = width - len(self.token_ids)
+        self.token_ids += self.token_ids[-1:] * lacking
+        self.positions += self.positions[-1:] * lacking
+        self.ends += [width] * lacking
+
+
+def fill_rows(tree: PrefixTree, nodes: Sequence[int], row_tokens: int) -> list[TreeRow]:
+    """Return the nodes of a pass in rows of about so many tokens, or in fewer with less padding."""
+    branches = tree.find_branches(nodes, row_tokens)
+    sizes = [sum(len(tree.nodes[at].token_ids) for at in branch.nodes) for branch in branches]
+    unique = sum(len(tree.nodes[at].token_ids) for at in nodes)
+    rows: list[TreeRow] = []
+    for count in range(-(-unique // max(row_tokens, *sizes)), 0, -1):
+        rows = [TreeRow() for _ in range(count)]
+        scored: set[int] = set()
+        for row, place in zip(rows, _share_out(sizes, count), strict=True):
+            inside = dict.fromkeys(
+                at for branch in place for at in (*branches[branch].path, *branches[branch].nodes)
+            )
+            row.fill(tree, list(inside), scored)
+            scored.update(inside)
+        width = max(len(row.token_ids) for row in rows)
+        if count * width <= _IN_ROWS * unique:
+            break
+    for row in rows:
+        row.pad(max(len(row.token_ids) for row in rows))
+    return rows
+
+
+def _share_out(sizes: Sequence[int], count: int) -> list[list[int]]:
+    """Return the indices of sizes in so many parts of about the same sum, each in order."""
+    parts: list[list[int]] = [[] for _ in range(count)]
+    sums = [0] * count
+    for at in sorted(range(len(sizes)), key=lambda at: -sizes[at]):
+        least = sums.index(min(sums))
+        parts[least].append(at)
+        sums[least] += sizes[at]
+    return [sorted(part) for part in parts]
 
 
 class PaddedScorer(Scorer):
@@ -276,6 +393,7 @@ class PaddedScorer(Scorer):
         super().__init__(pass_tokens)
         self._forward = forward
         self._equal_lengths = equal_lengths
+        self._passes_ahead = _count_passes_ahead(forward)
 
     def _passes(self, spans: Sequence[TokenSpan]) -> Iterator[tuple[Sequence[Target], PassLogits]]:
         same = group_by_tokens(spans)
@@ -291,6 +409,11 @@ class PaddedScorer(Scorer):
             equal = [at for at, found in enumerate(lengths) if found == length]
             size = max(1, self._pass_tokens // length)
             yield from (equal[begin : begin + size] for begin in range(0, len(equal), size))
+
+
+def _count_passes_ahead(forward: Forward) -> int:
+    """Return 1 where the device computes a pass while the next one is prepared."""
+    return int(forward.device.type == "cuda")
 
 
 def run_rows(forward: Forward, rows: Sequence[Row]) -> tuple[list[Target], PassLogits]:

@@ -10,7 +10,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from itertools import accumulate
-from typing import Protocol, TypeVar
+from typing import Protocol, TypeAlias, TypeVar
 
 import torch
 
@@ -20,6 +20,9 @@ from evalution_enginekit.planning import SpanScores
 
 T = TypeVar("T")
 
+ReadScores: TypeAlias = Callable[[], Sequence[tuple[float, bool]]]
+"""Waits for the log-probability of each target's token, and whether no logit is larger."""
+
 
 class PassLogits(Protocol):
     """The logits of a pass's targets, perhaps not yet computed; several may read one row."""
@@ -27,8 +30,8 @@ class PassLogits(Protocol):
     block_rows: int
     """Rows to `read` at once."""
 
-    def score(self, token_ids: Sequence[int]) -> Sequence[tuple[float, bool]]:
-        """Return the log-probability of target i's token, and whether no logit is larger."""
+    def begin_scores(self, token_ids: Sequence[int]) -> ReadScores:
+        """Begin to score target i's token, for each i; the result waits for the end of it."""
         ...
 
     def read(self, targets: Sequence[int]) -> Rows:
@@ -51,6 +54,8 @@ class Scorer(ABC):
 
     _out_of_memory: type[Exception] = torch.OutOfMemoryError
     """The exceptions after which half of the tokens are tried."""
+    _passes_ahead = 0
+    """Passes that are begun before the scores of one are read, for a device that works alone."""
 
     def __init__(self, pass_tokens: int):
         self._pass_tokens = pass_tokens
@@ -63,9 +68,8 @@ class Scorer(ABC):
         def score_rest() -> Iterator[list[TokenScore]]:
             nonlocal done
             scores = SpanScores(spans[done:])
-            for targets, logits in self._passes(spans[done:]):
-                found = logits.score([target.token_id for target in targets])
-                for target, (logprob, is_greedy) in zip(targets, found, strict=True):
+            for targets, read in self._score_passes(spans[done:]):
+                for target, (logprob, is_greedy) in zip(targets, read(), strict=True):
                     scores.add(target, logprob, is_greedy)
                 complete = scores.take_complete()
                 done += len(complete)
@@ -85,6 +89,17 @@ class Scorer(ABC):
     @abstractmethod
     def _passes(self, spans: Sequence[TokenSpan]) -> Iterator[tuple[Sequence[Target], PassLogits]]:
         """Run forward passes, and yield the targets that each has, until all spans have theirs."""
+
+    def _score_passes(
+        self, spans: Sequence[TokenSpan]
+    ) -> Iterator[tuple[Sequence[Target], ReadScores]]:
+        """Yield the targets of each pass with their scores, once the next ones have begun."""
+        begun: list[tuple[Sequence[Target], ReadScores]] = []
+        for targets, logits in self._passes(spans):
+            begun.append((targets, logits.begin_scores([target.token_id for target in targets])))
+            if len(begun) > self._passes_ahead:
+                yield begun.pop(0)
+        yield from begun
 
     def _halve(self) -> None:
         self._pass_tokens //= 2

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import nullcontext
+from contextlib import ExitStack, nullcontext
 from typing import Any, TypeVar
 
 import torch
@@ -26,6 +26,7 @@ from evalution_transformers.probe import (
     probe_architecture,
     read_text_config,
 )
+from evalution_transformers.runtime import CUDNN_ATTENTION
 from evalution_transformers.score import PaddedScorer, PrefixScorer
 from evalution_transformers.scoring_passes import Scorer
 from evalution_transformers.upstream import CausalModel
@@ -47,6 +48,18 @@ def make_session(
     Raises:
         ConfigurationError: it isn't causal, or `max_model_len` is more than it has.
     """
+    with ExitStack() as stack:
+        # A caller's model has its own, in `loaded.mode`: a loop that trains keeps what it has set.
+        if loaded.mode is None:
+            stack.enter_context(CUDNN_ATTENTION.avoid())
+        session = _make_session(options, capabilities, loaded)
+        session.settings = stack.pop_all()
+    return session
+
+
+def _make_session(
+    options: ModelOptions, capabilities: frozenset[Capability], loaded: LoadedModel
+) -> TransformersSession:
     model = loaded.model
     window = find_window(model, options.max_model_len)
     with nullcontext() if loaded.mode is None else loaded.mode():
@@ -135,7 +148,7 @@ def make_scorer(
         keeps_prefix: False for a model whose weights may change between two calls.
     """
     forward = Forward(model, splits=architecture.splits)
-    tokens = pass_tokens or default_pass_tokens(forward.device)
+    tokens = pass_tokens or default_pass_tokens(forward.device, in_rows=True)
     if not architecture.shares_prefixes:
         return PaddedScorer(forward, pass_tokens=tokens, equal_lengths=architecture.equal_lengths)
     return PrefixScorer(forward, pass_tokens=tokens, keeps_prefix=keeps_prefix)
@@ -180,6 +193,8 @@ class TransformersSession(TokenSession):
             dtype="float32" if dtype in _PRECISE else dtype,
             model_vocabulary=int(read_text_config(model.config).vocab_size),
         )
+        self.settings = ExitStack()
+        """Settings of the process that end with the session."""
         self._model: CausalModel | None = model
         self._scorer: Scorer | None = scorer
         self._generation_path: Generation | None = generation
@@ -233,13 +248,19 @@ class TransformersSession(TokenSession):
             self._execution |= self._generation_path.describe()
             self._generation_path.forget()
         self._model = self._scorer = self._generation_path = None
+        self.settings.close()
         if self._mode is None:
             empty_cache()
 
 
-def default_pass_tokens(device: torch.device) -> int:
-    """Return the tokens of one forward pass that keep a device of this kind busy."""
-    return 512 if device.type == "cpu" else 4096
+def default_pass_tokens(device: torch.device, *, in_rows: bool = False) -> int:
+    """Return the tokens of one forward pass that keep a device of this kind busy.
+
+    More where they stand in rows, so that attention doesn't grow by their square.
+    """
+    if device.type == "cpu":
+        return 512
+    return 8192 if in_rows else 4096
 
 
 def find_device_name(model: CausalModel) -> str:
