@@ -216,3 +216,18 @@ def test_module_for_another_python_is_refused(tmp_path: Path) -> None:
     bundle.check_extensions(tmp_path, "3.11")
     with pytest.raises(SystemExit, match=r"not for Python 3\.12: a\.cpython-311"):
         bundle.check_extensions(tmp_path, "3.12")
+
+
+def test_smaller_card_is_given_the_models_that_it_asks_for(tmp_path: Path) -> None:
+    places = stages.Places(tmp_path, rehearse=False, models=("1b",))
+    names = [step.name for name in stages.COMMON for step in stages.list_steps(name, places)]
+    assert any("1b" in name for name in names)
+    assert not [name for name in names if "7b" in name]
+
+
+def test_reports_are_kept_as_what_tables_read() -> None:
+    checks = [{"outcome": "passed"}, {"outcome": "refused"}, {"outcome": "passed"}]
+    assert tables.shorten({"engines": [{"checks": checks}]}) == {"passed": 2, "refused": 1}
+    parity = {"is_within": True, "complaints": [], "tolerance": {}, "notes": [], "suites": [1]}
+    assert "suites" not in tables.shorten(parity)
+    assert tables.shorten([{"shape": "mmlu"}]) == [{"shape": "mmlu"}]

@@ -82,9 +82,9 @@ def test_scores_are_returned_once_in_the_order_of_the_spans() -> None:
         for segment in plan_scoring(spans).segments
         for target in segment.targets
     }
-    scores.add(targets[1, 0], -0.5, True)
+    scores.add([targets[1, 0]], [(-0.5, True)])
     assert scores.take_complete() == [], "the first span lacks two values"
-    scores.add(targets[0, 1], -2.0, True)
-    scores.add(targets[0, 0], -1.0, False)
+    scores.add([targets[0, 1]], [(-2.0, True)])
+    scores.add([targets[0, 0]], [(-1.0, False)])
     assert scores.take_complete() == [TokenScore([-1.0, -2.0], False), TokenScore([-0.5], True)]
     assert scores.take_complete() == []

@@ -7,15 +7,18 @@ them, so that a request has the same ids everywhere. The rules are those of lm-e
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache, partial
 from itertools import compress, count
 from operator import ne
 
 from evalution_core.errors import ContextLengthError, InvalidRequestError
 from evalution_core.requests import LoglikelihoodRequest, Truncation
 from evalution_core.session import TextCodec
+
+_KEPT_CONTEXTS = 16
+"""As many as threads that encode side by side."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,24 +94,14 @@ def conditioning_id(codec: TextCodec) -> int:
 
 
 class ContextEncoder:
-    """Encodes contexts and keeps each thread's last one, which all choices of a question share."""
+    """Encodes contexts, and keeps the ids of the last ones: choices of a question share one."""
 
     def __init__(self, codec: TextCodec):
-        self._codec = codec
-        self._last = _LastContext()
+        self._encode = lru_cache(_KEPT_CONTEXTS)(partial(encode_with_leading, codec))
 
     def encode(self, context: str) -> list[int]:
         """Ids of the context after the leading ids; not to be changed."""
-        last = self._last
-        if context != last.text or not last.token_ids:
-            last.text, last.token_ids = context, encode_with_leading(self._codec, context)
-        return last.token_ids
-
-
-class _LastContext(threading.local):
-    def __init__(self) -> None:
-        self.text = ""
-        self.token_ids: list[int] = []
+        return self._encode(context)
 
 
 def encode_pair(

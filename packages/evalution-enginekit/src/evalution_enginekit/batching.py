@@ -56,9 +56,12 @@ def map_in_threads(function: Callable[[T], R], items: Sequence[T]) -> list[R]:
     first = list(map(function, items[:_SLICE]))
     if time.perf_counter() - began < _SLICE * _WORTH_S:
         return [*first, *map(function, items[_SLICE:])]
-    slices = [items[begin : begin + _SLICE] for begin in range(_SLICE, len(items), _SLICE)]
+
+    def apply(begin: int) -> list[R]:
+        return list(map(function, items[begin : begin + _SLICE]))
+
     with ThreadPoolExecutor(threads) as pool:
-        parts = pool.map(lambda part: list(map(function, part)), slices)
+        parts = pool.map(apply, range(_SLICE, len(items), _SLICE))
         return [*first, *(result for part in parts for result in part)]
 
 

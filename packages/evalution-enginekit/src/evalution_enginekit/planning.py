@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from heapq import nsmallest
-from typing import Any, cast
+from itertools import count, repeat
+from typing import Any, NamedTuple, cast
 
 from evalution_core import EngineRuntimeError
 from evalution_core.encoding import TokenSpan, shared_prefix
@@ -145,14 +147,23 @@ class PrefixTrie:
         return upper
 
 
-@dataclass(frozen=True, slots=True)
-class Target:
+class Target(NamedTuple):
     """Read `token_id`'s log-probability off the row at `position`, for one span's slot."""
 
     position: int
     token_id: int
     span: int
     slot: int
+
+
+def make_targets(span: TokenSpan, at: int, begin: int, end: int) -> Iterator[Target]:
+    """Yield what span number `at` scores off the rows from position `begin` to before `end`."""
+    begin = max(begin, span.start - 1)
+    token_ids = span.token_ids[begin + 1 : end + 1]
+    slots = count(begin + 1 - span.start)
+    # Not by `_make`, which runs in Python for each of what may be all tokens of a corpus.
+    make: Callable[[tuple[int, ...]], Target] = partial(cast("Any", tuple).__new__, Target)
+    return map(make, zip(range(begin, end), token_ids, repeat(at), slots, strict=False))
 
 
 @dataclass(frozen=True, slots=True)
@@ -193,9 +204,7 @@ def plan_scoring(spans: Sequence[TokenSpan]) -> ScoringPlan:
     for at, span in enumerate(spans):
         for node in trie.path(span.fed):
             found = targets.setdefault(id(node), [])
-            for position in range(max(node.depth, span.start - 1), node.end):
-                token_id = span.token_ids[position + 1]
-                found.append(Target(position, token_id, at, position + 1 - span.start))
+            found += make_targets(span, at, node.depth, node.end)
     nodes = list(trie.walk())
     index = {id(node): at for at, node in enumerate(nodes)}
     segments = tuple(
@@ -220,11 +229,14 @@ class SpanScores:
         self._missing = [len(values) for values in self._logprobs]
         self._taken = 0
 
-    def add(self, target: Target, logprob: float, is_greedy: bool) -> None:
-        """Note the natural-log probability of a target, once, and whether no logit was larger."""
-        self._logprobs[target.span][target.slot] = logprob
-        self._greedy[target.span] &= is_greedy
-        self._missing[target.span] -= 1
+    def add(self, targets: Sequence[Target], found: Iterable[tuple[float, bool]]) -> None:
+        """Note each target's natural-log probability, once, and whether no logit was larger."""
+        logprobs, greedy, missing = self._logprobs, self._greedy, self._missing
+        for (_, _, span, slot), (logprob, is_greedy) in zip(targets, found, strict=True):
+            logprobs[span][slot] = logprob
+            missing[span] -= 1
+            if not is_greedy:
+                greedy[span] = False
 
     def take_complete(self) -> list[TokenScore]:
         """Return the scores that lack nothing and were not returned before, up to a gap."""

@@ -356,5 +356,4 @@ def _add_scores(scores: SpanScores, runs: Sequence[_Run], logits: Logits) -> Non
         return
     token_ids = np.array([target.token_id for target in targets], np.int64)
     logprobs, greedy = token_logprobs(logits, token_ids, np.array(rows, np.int64))
-    for target, logprob, is_greedy in zip(targets, logprobs, greedy, strict=True):
-        scores.add(target, logprob, is_greedy)
+    scores.add(targets, zip(logprobs, greedy, strict=True))

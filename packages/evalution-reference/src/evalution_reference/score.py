@@ -58,8 +58,7 @@ class PrefixScorer:
         scores = SpanScores(spans)
         for passed in self._run_passes(plan_scoring(spans)):
             for segment, found in passed:
-                for target, (logprob, is_greedy) in zip(segment.targets, found, strict=True):
-                    scores.add(target, logprob, is_greedy)
+                scores.add(segment.targets, found)
             yield scores.take_complete()
 
     def compute_rows(self, spans: Sequence[TokenSpan]) -> Iterator[Rows]:

@@ -58,8 +58,7 @@ class Scorer:
                 [wanted.row for wanted in found.wanted],
                 [target.token_id for target in targets],
             )
-            for target, (logprob, is_greedy) in zip(targets, values, strict=True):
-                scores.add(target, logprob, is_greedy)
+            scores.add(targets, values)
             yield scores.take_complete()
 
     def compute_rows(self, spans: Sequence[TokenSpan]) -> Iterator[Rows]:

@@ -15,6 +15,7 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from queue import SimpleQueue
 from typing import Any, TypeVar
 
+import numpy as np
 import torch
 from torch import Tensor
 from transformers import (
@@ -28,6 +29,7 @@ from transformers import (
 from evalution_core import EngineRuntimeError
 from evalution_core.redaction import redact_text
 from evalution_enginekit import PromptQueue, TokenEvent, TokenPrompt
+from evalution_enginekit.sampling import next_token
 from evalution_transformers.linear import use_fast_linear
 from evalution_transformers.upstream import CausalModel
 
@@ -51,7 +53,8 @@ class RandomState:
 
     def __init__(self, seed: int | None):
         found = _read_global_states()
-        torch.manual_seed(_to_seed(seed))
+        asked = secrets.randbits(_SEED_BITS) if seed is None else seed % (1 << _SEED_BITS)
+        torch.manual_seed(asked)
         self._other = _read_global_states()
         _set_global_states(found)
 
@@ -68,10 +71,6 @@ class RandomState:
         found = _read_global_states()
         _set_global_states(self._other)
         self._other = found
-
-
-def _to_seed(asked: int | None) -> int:
-    return secrets.randbits(_SEED_BITS) if asked is None else asked % (1 << _SEED_BITS)
 
 
 def _read_global_states() -> list[Tensor]:
@@ -116,9 +115,7 @@ class Row:
         self.generated: list[int] = []
         self.is_done = False
         self.is_greedy = not (prompt.do_sample and prompt.temperature > 0)
-        self._numbers = torch.Generator()
-        if not self.is_greedy:
-            self._numbers.manual_seed(_to_seed(prompt.seed))
+        self._numbers = None if self.is_greedy else np.random.default_rng(prompt.seed)
 
     @property
     def token_ids(self) -> list[int]:
@@ -142,30 +139,15 @@ class Row:
         return TokenEvent(prompt.key, [token_id], [logprob], [top])
 
     def _draw(self, logits: Tensor) -> int:
-        """Return a sample of `logits` [vocab].
-
-        The logits pass temperature, `top_k` and `top_p` in the order of Transformers: `top_k` keeps
-        ties with the k-th largest, `top_p` the smallest set of likeliest tokens that reach it. The
-        sample is the token that wins a race, as in `evalution_enginekit.sampling.next_token`.
-        """
-        prompt = self.prompt
-        values = (logits.cpu() if logits.device.type == "mps" else logits).double()
-        # The top logit becomes 0 before the division, so that a tiny temperature can't overflow it.
-        scaled = (values - values.max()) / prompt.temperature
-        times = torch.empty(len(values), dtype=torch.float64).exponential_(generator=self._numbers)
-        leads = scaled - times.log().to(scaled.device)
-        if prompt.top_k == 0 and prompt.top_p >= 1:
-            return int(leads.argmax())
-        scaled, token_ids = scaled.sort(descending=True, stable=True)
-        if 0 < prompt.top_k < len(scaled):
-            scaled = scaled[scaled >= scaled[prompt.top_k - 1]]
-        if prompt.top_p < 1:
-            weights = scaled.exp()
-            cumulative = weights.cumsum(0)
-            kept = int(((cumulative - weights) < prompt.top_p * cumulative[-1]).sum())
-            scaled = scaled[: max(1, kept)]
-        token_ids = token_ids[: len(scaled)]
-        return int(token_ids[leads[token_ids].argmax()])
+        """Return a sample of `logits` [vocab]."""
+        return next_token(
+            logits.cpu().double().numpy(),
+            do_sample=True,
+            temperature=self.prompt.temperature,
+            top_p=self.prompt.top_p,
+            top_k=self.prompt.top_k,
+            generator=self._numbers,
+        )
 
 
 def make_memory_error(error: BaseException) -> EngineRuntimeError:

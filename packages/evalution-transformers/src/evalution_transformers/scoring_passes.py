@@ -16,7 +16,7 @@ import torch
 
 from evalution_enginekit import Target, TokenScore, TokenSpan
 from evalution_enginekit.distributions import Rows
-from evalution_enginekit.planning import SpanScores
+from evalution_enginekit.planning import SpanScores, make_targets
 
 T = TypeVar("T")
 
@@ -69,8 +69,7 @@ class Scorer(ABC):
             nonlocal done
             scores = SpanScores(spans[done:])
             for targets, read in self._score_passes(spans[done:]):
-                for target, (logprob, is_greedy) in zip(targets, read(), strict=True):
-                    scores.add(target, logprob, is_greedy)
+                scores.add(targets, read())
                 complete = scores.take_complete()
                 done += len(complete)
                 yield complete
@@ -207,8 +206,5 @@ def group_by_tokens(spans: Sequence[TokenSpan]) -> dict[tuple[int, ...], list[Ta
     same: dict[tuple[int, ...], list[Target]] = {}
     for at, span in enumerate(spans):
         found = same.setdefault(tuple(span.fed), [])
-        found += (
-            Target(position - 1, span.token_ids[position], at, position - span.start)
-            for position in range(span.start, len(span.token_ids))
-        )
+        found += make_targets(span, at, 0, len(span.token_ids) - 1)
     return same
