@@ -36,8 +36,8 @@ def batches(
         yield batch
 
 
-_SLICE = 16
-"""Items that a thread takes one after the other: choices of a question share its context."""
+_SLICE = 4
+"""Items that a thread takes one after the other, as many as most questions have choices."""
 _MOST_THREADS = 16
 _WORTH_S = 2e-4
 """Seconds of an item from which threads take less time than they cost."""
