@@ -22,6 +22,7 @@ from math import inf
 from queue import Empty
 from types import ModuleType, SimpleNamespace
 from typing import Any, cast
+from unittest.mock import patch
 
 from greenlet import GreenletExit, getcurrent, greenlet
 
@@ -478,7 +479,9 @@ def load_instrumented(
     with _no_modules_of(package):
         sys.meta_path.insert(0, finder)
         try:
-            found = {name: import_module(f"{package}.{name}") for name in names}
+            # At the end of the process its threads would still be simulated ones.
+            with patch("atexit.register", lambda function: function):
+                found = {name: import_module(f"{package}.{name}") for name in names}
         finally:
             sys.meta_path.remove(finder)
     found["concurrent.futures._base"] = _copy_futures()

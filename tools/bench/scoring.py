@@ -85,8 +85,10 @@ def cudnn_attention(*, allowed: bool) -> Generator[None]:
     """Let torch's attention take cuDNN's kernels, as it does by default, or not."""
     before = torch.backends.cuda.cudnn_sdp_enabled()
     torch.backends.cuda.enable_cudnn_sdp(allowed)
-    yield
-    torch.backends.cuda.enable_cudnn_sdp(before)
+    try:
+        yield
+    finally:
+        torch.backends.cuda.enable_cudnn_sdp(before)
 
 
 def shape_of(name: str, config: Config) -> Shape:

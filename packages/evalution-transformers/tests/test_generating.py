@@ -327,7 +327,8 @@ def test_beam_sampling_without_a_seed_differs_between_calls(session: Transformer
 def test_a_cancelled_request_is_over_for_a_batch_on_its_way() -> None:
     state = RequestState(request_id="1", initial_tokens=[5, 6], max_new_tokens=9)
     state.status = RequestStatus.DECODING
-    scheduler = CancellingScheduler(SimpleNamespace(free_blocks=lambda _: None), 0.0, 4)
+    cache: Any = SimpleNamespace(free_blocks=lambda _: None)
+    scheduler = CancellingScheduler(cache, 0.0, 4)
     scheduler.active_requests["1"] = state
     scheduler.set_request_cancellation("1")
     assert scheduler.clear_cancelled_requests() == [state]

@@ -15,6 +15,7 @@ from safetensors.torch import load_file, save_file
 from evalution_core import ConfigurationError, LoglikelihoodRequest, Model
 from evalution_transformers import Transformers, TransformersCompat
 from evalution_transformers.load import to_plain
+from evalution_transformers.runtime import CudnnAttention
 
 # peft's use of it
 pytestmark = pytest.mark.filterwarnings("ignore:.*is_gradient_checkpointing:FutureWarning")
@@ -130,10 +131,19 @@ def test_attention_keeps_from_cudnn_while_a_session_is_open(
     write_checkpoint: Callable[..., Path],
 ) -> None:
     enabled = torch.backends.cuda.cudnn_sdp_enabled
-    assert enabled()
-    model = Model(str(write_checkpoint()))
-    with Transformers(device="cpu").build(model):
-        with Transformers(device="cpu").build(model):
-            assert not enabled()
+    before = enabled()
+    with Transformers(device="cpu").build(Model(str(write_checkpoint()))):
         assert not enabled()
-    assert enabled()
+    assert enabled() == before
+
+
+def test_setting_of_attention_comes_back_after_the_last_that_avoids_cudnn() -> None:
+    enabled = torch.backends.cuda.cudnn_sdp_enabled
+    before, setting = enabled(), CudnnAttention()
+    first, second = setting.avoid(), setting.avoid()
+    first.__enter__()
+    second.__enter__()
+    first.__exit__(None, None, None)
+    assert not enabled()
+    second.__exit__(None, None, None)
+    assert enabled() == before

@@ -57,7 +57,7 @@ def test_rows_have_every_target_of_their_pass_behind_its_own_tokens(
 ) -> None:
     tree = PrefixTree(plan_scoring(spans))
     while (one := tree.next_pass(room)) is not None:
-        rows = None if one.cached else tree.find_rows(one.nodes, room)
+        rows = None if one.cached else tree.find_leaf_rows(one.nodes, room)
         if rows is None:
             continue
         assert len(rows) * max(len(token_ids) for token_ids, _ in rows) <= room
@@ -107,12 +107,12 @@ def test_texts_of_one_length_stand_in_rows_of_their_own() -> None:
     tree = PrefixTree(plan_scoring(spans))
     one = tree.next_pass(200)
     assert one is not None
-    rows = tree.find_rows(one.nodes, 200)
+    rows = tree.find_leaf_rows(one.nodes, 200)
     assert rows is not None
     assert [list(token_ids) for token_ids, _ in rows] == [ids[:-1] for ids in texts]
     # The first token of each text is scored behind the one that they share, in the first row.
     assert [len(targets) for _, targets in rows] == [42, 39, 39]
-    assert tree.find_rows(one.nodes, 119) is None
+    assert tree.find_leaf_rows(one.nodes, 119) is None
 
 
 def test_cached_tokens_are_cut_off_the_first_root() -> None:

@@ -23,6 +23,7 @@ from evalution_transformers.forward import (
     Forward,
     SharedPrefix,
     make_cache,
+    read_layer,
 )
 from evalution_transformers.generate import (
     FixedBatches,
@@ -88,7 +89,7 @@ class RowCache:
         surplus = before - self.width
         layers: list[Any] = self.cache.layers
         for layer in layers:
-            keys, values = _states(layer)
+            keys, values = read_layer(layer)
             kept = torch.tensor(rows, device=keys.device)
             layer.keys = keys[..., surplus:, :].index_select(0, kept)
             layer.values = values[..., surplus:, :].index_select(0, kept)
@@ -99,7 +100,7 @@ class RowCache:
         width = max(lengths)
         joined = make_cache()
         for at in range(len(added[0])):
-            held = _states(self.cache.layers[at]) if self._lengths else None
+            held = read_layer(self.cache.layers[at]) if self._lengths else None
             for_layer = [row[at] for row in added]
             keys = _align_right(held[0] if held else None, [pair[0] for pair in for_layer], width)
             values = _align_right(held[1] if held else None, [pair[1] for pair in for_layer], width)
@@ -113,11 +114,7 @@ def read_states(cache: DynamicCache, shared: int, begin: int, end: int) -> list[
     def read(states: Tensor) -> Tensor:
         return torch.cat((states[0, :, :shared], states[0, :, begin:end]), dim=1)
 
-    return [(read(keys), read(values)) for keys, values in map(_states, cache.layers)]
-
-
-def _states(layer: Any) -> tuple[Tensor, Tensor]:
-    return layer.keys, layer.values
+    return [(read(keys), read(values)) for keys, values in map(read_layer, cache.layers)]
 
 
 def _align_right(held: Tensor | None, added: list[Tensor], width: int) -> Tensor:

@@ -299,6 +299,11 @@ def _with_room(room: Tensor | None, held: Tensor | None, added: Tensor, end: int
     return larger
 
 
+def read_layer(layer: Any) -> tuple[Tensor, Tensor]:
+    """Return the keys and values of a layer that has some."""
+    return layer.keys, layer.values
+
+
 def make_cache() -> DynamicCache:
     """Return an empty cache of such layers, for a model whose layers all attend to everything."""
     cache = DynamicCache()
@@ -378,11 +383,12 @@ class SharedPrefix:
     def _repeat(self, rows: int) -> DynamicCache:
         """Return a cache that has the prefix in so many rows, and adds nothing to this one."""
         repeated = make_cache()
-        for held in cast("list[RoomyLayer]", self._cache.layers):
+        for held in self._cache.layers:
+            keys, values = read_layer(held)
             layer = RoomyLayer()
-            layer.keys = held.keys.expand(rows, -1, -1, -1)
-            layer.values = held.values.expand(rows, -1, -1, -1)
-            layer.dtype, layer.device, layer.is_initialized = held.dtype, held.device, True
+            layer.keys = keys.expand(rows, -1, -1, -1)
+            layer.values = values.expand(rows, -1, -1, -1)
+            layer.dtype, layer.device, layer.is_initialized = keys.dtype, keys.device, True
             repeated.layers.append(layer)
         return repeated
 

@@ -4,7 +4,8 @@ A pass over a prefix tree takes whole subtrees side by side, up to a number of t
 prefix that is cached. A subtree that is too large has its root added to the cached prefix, and its
 children are taken one after the other; if the root is only a few tokens, they are run again in each
 pass that needs them, which is cheaper than a pass of their own. Sequences of a pass that share next
-to nothing and are about as long stand in rows of their own, others in one row under a mask.
+to nothing and are about as long stand in rows of their own, others under a mask: in one row, or in
+several where a pass has more tokens than a row.
 """
 
 from __future__ import annotations
@@ -152,11 +153,11 @@ class PrefixTree:
         """Return the tokens along a path of nodes."""
         return [token_id for at in path for token_id in self.nodes[at].token_ids]
 
-    def find_rows(self, nodes: Sequence[int], room: int) -> list[Row] | None:
+    def find_leaf_rows(self, nodes: Sequence[int], room: int) -> list[Row] | None:
         """Return a pass behind no prefix as a row for each leaf, if that adds hardly any tokens.
 
-        With their padding, the rows are at most `room` tokens. Attention within rows takes far less
-        than with a mask over all tokens in one.
+        With their padding, the rows are at most `room` tokens. Attention without a mask takes far
+        less.
         """
         inner = {self.nodes[at].parent for at in nodes}
         leaves = [at for at in nodes if at not in inner]
@@ -278,7 +279,11 @@ class PrefixScorer(Scorer):
             else:
                 self._forward.run(inputs)
         if tree_pass.nodes:
-            rows = None if tree_pass.cached else tree.find_rows(tree_pass.nodes, self._pass_tokens)
+            rows = (
+                None
+                if tree_pass.cached
+                else tree.find_leaf_rows(tree_pass.nodes, self._pass_tokens)
+            )
             if rows is None:
                 yield self._run_nodes(tree, tree_pass.nodes)
             else:
