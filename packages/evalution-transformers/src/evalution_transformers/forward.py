@@ -176,11 +176,10 @@ class TorchLogits:
             greedy.append(is_top)
             begin, first = end, last
         back = torch.argsort(order)
-        found = torch.cat(logprobs).double(), torch.cat(greedy)
-        wait = _Copies(found)
+        copies = _copy_back(torch.cat(logprobs).double(), torch.cat(greedy))
 
         def read() -> list[tuple[float, bool]]:
-            values, tops = wait.read()
+            values, tops = copies()
             return list(zip(values[back].tolist(), tops[back].tolist(), strict=True))
 
         return read
@@ -198,21 +197,18 @@ class TorchLogits:
         return TorchLogits(self._forward, states, torch.arange(len(targets)))
 
 
-class _Copies:
-    """Copies of a device's tensors in main memory, there once what computes them has run."""
+def _copy_back(*tensors: Tensor) -> Callable[[], list[Tensor]]:
+    """Begin to copy tensors to main memory; the result waits for them, and for nothing later."""
+    on_cuda = tensors[0].device.type == "cuda"
+    copies = [tensor.to("cpu", non_blocking=on_cuda) for tensor in tensors]
+    done = torch.cuda.current_stream(tensors[0].device).record_event() if on_cuda else None
 
-    def __init__(self, tensors: Sequence[Tensor]):
-        on_cuda = tensors[0].device.type == "cuda"
-        self._copies = [tensor.to("cpu", non_blocking=on_cuda) for tensor in tensors]
-        self._done = (
-            torch.cuda.current_stream(tensors[0].device).record_event() if on_cuda else None
-        )
+    def read() -> list[Tensor]:
+        if done is not None:
+            done.synchronize()
+        return copies
 
-    def read(self) -> list[Tensor]:
-        """Return them; wait for nothing that the device was given later."""
-        if self._done is not None:
-            self._done.synchronize()
-        return self._copies
+    return read
 
 
 def _score_targets(logits: Tensor, rows: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
