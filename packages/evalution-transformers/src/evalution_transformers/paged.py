@@ -118,8 +118,9 @@ def _find_fields() -> set[str]:
 class CancellingScheduler(FIFOScheduler):
     """Upstream's scheduler, and a cancelled request is over for a batch that is on its way.
 
-    With asynchronous batches upstream (5.10 to 5.23; refactored in huggingface/transformers#43960)
-    looks up the cache of a request that was cancelled after its batch had begun, and drops all.
+    With asynchronous batches (huggingface/transformers#43960) upstream looks up the cache of a
+    request that was cancelled after its batch had begun, and ends all requests: so in 5.23.0, and
+    no issue says it. This class can go with the first version that doesn't.
     """
 
     def clear_cancelled_requests(self) -> list[Any]:
