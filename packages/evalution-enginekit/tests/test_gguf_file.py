@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import struct
 from pathlib import Path
 from typing import Any
@@ -127,6 +128,7 @@ def test_a_damaged_header_is_an_error_of_ours_or_none(
             r"truncated: it ends after \d+ bytes and its tensors need \d+ bytes; download it again",
         ),
     ],
+    ids=itertools.count(),  # of the contents it would be 68 MB long
 )
 def test_refusal_names_the_damage(tmp_path: Path, content: bytes, message: str) -> None:
     with pytest.raises(ConfigurationError, match=message):
