@@ -312,12 +312,15 @@ class Stages:
 
 
 def run_all() -> int:
-    """Run every stage: the README's two commands first, then all others in lanes.
+    """Run every stage: the README's two commands first, and beside the second the others, in lanes.
 
     A lane runs one stage after the other, each with one process of pytest: what a stage has in
     common is made once, and while some wait for a server, others compute.
     """
     os.environ |= {"UV_LOCKED": "1", "CI": "true"}
+    # Processes of all stages share bytecode; many of them import torch.
+    os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+    os.environ["PYTHONPYCACHEPREFIX"] = str(ROOT / ".pytest_cache" / "bytecode")
     # A test that hangs ends its run, with where each thread stands.
     os.environ["PYTEST_ADDOPTS"] = (
         "--durations=10 -o faulthandler_timeout=900 -o faulthandler_exit_on_timeout=true"
@@ -331,24 +334,24 @@ def run_all() -> int:
         ThreadPoolExecutor(1) as building,
         ThreadPoolExecutor(count_lanes()) as lanes,
     ):
+        lowest = building.submit(run_quietly, lowest_commands())
         builds = {
             name: (compiling if environment.system == ["g++"] else building).submit(
                 make_environment, environment
             )
             for name, environment in environments.items()
         }
-        lowest = building.submit(run_quietly, lowest_commands())
         quickstart = ["uv", "run", "evalution", "run", "docs/examples/quickstart.yaml"]
         stages.run("quickstart", quickstart, require_light())
-        stages.run("light", ["uv", "run", "pytest"], require_light())
         tasks: list[Callable[[], object]] = [
+            partial(stages.run, "light", ["uv", "run", "pytest"], require_light(), is_beside=True),
             *list_light(stages),
             *(partial(run_python, stages, *each) for each in OTHER_PYTHONS.items()),
+            partial(run_lowest, stages, lowest),
             *(
                 partial(run_environment, stages, environments[name], builds[name])
                 for name in builds
             ),
-            partial(run_lowest, stages, lowest),
             partial(run_matrix, stages, builds),
         ]
         for done in [lanes.submit(task) for task in tasks]:

@@ -10,7 +10,7 @@ requires = ["transformers"]          # distributions without which the run fails
 tests = ["packages/evalution-vllm"]  # the member's own folder if left out
 arguments = ["-k", "not Float64"]    # for pytest
 system = ["g++"]                     # system packages that the build needs
-variables = {UV_COMPILE_BYTECODE = "1"}
+variables = {CMAKE_ARGS = "-DX=ON"}   # for the build
 torch = true                         # a CPU build of torch is installed
 minutes = 3                          # of its tests on two cores: the shortest runs first
 """
