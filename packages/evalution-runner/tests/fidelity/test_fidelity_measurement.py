@@ -12,8 +12,9 @@ import pytest
 
 import evalution
 from evalution.fidelity.measurement import FidelityOptions, measure_fidelity
-from evalution.fidelity.result import FidelityResult
+from evalution.fidelity.result import FidelityResult, GreedyDivergence
 from evalution.fidelity.sides import LiveSession
+from evalution.fidelity.summary import ArmRecord, compare_completions
 from evalution.fidelity.table import make_fidelity_table
 from evalution.fidelity.wording import describe_result
 from evalution.rows.local import rows_path
@@ -23,8 +24,10 @@ from evalution_core import (
     Capability,
     CheckResult,
     ConfigurationError,
+    EngineRuntimeError,
     EvalutionError,
     Model,
+    RequestFailure,
     UnsupportedRequestError,
     register_engine,
 )
@@ -46,7 +49,8 @@ class Drifting(ReferenceOptions, BaseEngine):
     """Rows with `noise` in them, twice as much for a model in a folder named `quantised`.
 
     A window shorter than `shortest` fails, and one after `ends_after` others is interrupted as by
-    Ctrl-C. `trims` tokens are left out of rows; a folder named `unloadable` is refused.
+    Ctrl-C. `trims` tokens are left out of rows, and a `mute` one generates nothing; a folder named
+    `unloadable` is refused.
     """
 
     capabilities = CAPABILITIES
@@ -56,6 +60,7 @@ class Drifting(ReferenceOptions, BaseEngine):
     ends_after: int | None = None
     trims: int = 0
     has_rows: bool = True
+    mute: bool = False
 
     def describe_runtime(self) -> dict[str, Any]:
         return {}
@@ -79,6 +84,12 @@ class _Session(ReferenceSession):
 
     def _self_check(self) -> CheckResult:
         return CheckResult("not checkable", "its scores drift on purpose")
+
+    def generate_continuous(self, requests: Any, **options: Any) -> Any:
+        if self._drift.mute:
+            failure = RequestFailure(EngineRuntimeError("it is mute"), {})
+            return ((key, failure) for key, _ in requests)
+        return super().generate_continuous(requests, **options)
 
     def _score_tokens(self, spans: Sequence[TokenSpan]) -> Iterator[list[TokenScore]]:
         return score_by_rows(self._compute_rows, spans)
@@ -301,9 +312,41 @@ def test_folder_of_another_measurement_is_refused(tmp_path: Path) -> None:
         measure(drift(noise=0.4), output=tmp_path)
 
 
+@pytest.mark.parametrize(("option", "message"), [("top", "top was 2, now 50")])
+def test_folder_of_other_options_is_refused(tmp_path: Path, option: str, message: str) -> None:
+    rowless = drift(noise=0.3, has_rows=False)
+    measure(rowless, output=tmp_path, **{option: 2})
+    with pytest.raises(ConfigurationError, match=message):
+        measure(rowless, output=tmp_path, **{option: 50})
+
+
+def test_one_question_is_one_document_with_its_answer() -> None:
+    found = measure(drift(noise=0.3), replace(CHOICES, max_rows=1))
+    flips = found.overall.candidate.flips
+    assert flips is not None
+    assert (found.overall.documents, flips.questions) == (1, 1)
+
+
+def test_completions_part_also_where_a_side_ends_at_once() -> None:
+    record = ArmRecord([], [[1, 2], None, [], [3], []], [[1, 2], [9], [9, 9], None, []])
+    assert compare_completions(record) == GreedyDivergence(prompts=3, same=2, first_steps=[1])
+
+
+def test_completion_that_fails_is_left_out_and_counted() -> None:
+    found = measure(drift(noise=0.3), replace(PROSE, max_rows=3))
+    whole = found.overall.candidate.greedy
+    failing = measure(drift(noise=0.3, mute=True), replace(PROSE, max_rows=3))
+    assert whole is not None
+    assert whole.prompts == 3
+    assert failing.overall.candidate.greedy == GreedyDivergence(0, 0, [])
+    (note,) = failing.notes
+    assert "candidate, free: prose: completions that failed and are left out: 3" in note
+
+
 def test_window_that_fails_is_left_out_with_its_reason() -> None:
     found = measure(drift(noise=0.3, shortest=40), PROSE)
     assert found.overall.candidate.divergence.positions > 0
+    assert found.overall.candidate.divergence.failed > 0
     (note,) = found.notes
     assert "windows that failed and are left out" in note
     assert "this window fails" in note

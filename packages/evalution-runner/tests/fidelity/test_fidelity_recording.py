@@ -39,6 +39,19 @@ def test_recorded_rows_give_nearly_the_figures_of_live_ones(tmp_path: Path) -> N
     assert record_reference(EXACT, [PROSE], file, OPTIONS) == count
 
 
+def test_kept_figures_of_another_recording_at_the_same_place_are_refused(tmp_path: Path) -> None:
+    file, options = tmp_path / "reference.sqlite", replace(OPTIONS, output=tmp_path / "kept")
+    (tmp_path / "kept").mkdir()
+    record_reference(EXACT, [PROSE], file, OPTIONS)
+    measure_fidelity(file, NARROW, [PROSE], options)
+    file.unlink()
+    record_reference(NARROW, [PROSE], file, OPTIONS)
+    with pytest.raises(
+        ConfigurationError, match=r"reference\.options\.dtype was 'float64', now 'fl"
+    ):
+        measure_fidelity(file, NARROW, [PROSE], options)
+
+
 def test_recorded_top_tokens_are_bounds(tmp_path: Path) -> None:
     file = tmp_path / "reference.sqlite"
     record_reference(EXACT, [PROSE], file, OPTIONS, top=8)

@@ -77,6 +77,29 @@ def test_a_metric_by_formulas_names_the_extra_that_it_needs(
         MathVerify().check_target(r"\boxed{1}")
 
 
+def test_a_call_that_is_interrupted_leaves_no_answer_for_the_next(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "slow_module.py").write_text(SLOW)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    calls = TimedCalls("slow_module", time_limit_s=60)
+    assert calls.call("a") == "A"
+    answers = calls._answers
+    with monkeypatch.context() as patch:
+        patch.setattr(calls, "_answers", Interrupted())
+        with pytest.raises(KeyboardInterrupt):
+            calls.call("b")
+    assert calls._answers is answers
+    assert [calls.call(word) for word in ("c", "d")] == ["C", "D"]
+
+
+class Interrupted:
+    """A queue at which Ctrl-C comes."""
+
+    def get(self, timeout: float) -> str:
+        raise KeyboardInterrupt
+
+
 def test_a_call_that_takes_too_long_is_killed_and_the_next_one_answered(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -76,6 +76,8 @@ ATTACKS = {
     "reading the system": "open('/etc/passwd').read()",
     "writing to /tmp": "open('/tmp/escaped', 'w')",
     "permissions": "os.chmod('/tmp', 0o1777)",
+    "clock": "time.clock_settime(time.CLOCK_REALTIME, time.time())",
+    "name of the machine": "socket.sethostname(socket.gethostname())",
 }
 ATTEMPT = """
 try:
@@ -87,7 +89,7 @@ except PermissionError: pass
 
 def test_attacks_are_not_permitted() -> None:
     attempts = [ATTEMPT.format(name=name, attack=attack) for name, attack in ATTACKS.items()]
-    head = "import os, resource, socket, subprocess\ndone = []\n"
+    head = "import os, resource, socket, subprocess, time\ndone = []\n"
     assert run(f"{head}{''.join(attempts)}\nassert not done, done").detail == "passed"
 
 

@@ -8,10 +8,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from evalution import Generation
 from evalution.rows import Row
-from evalution.scoring.metrics import CohenKappa, make_prediction
+from evalution.scoring.metrics import CohenKappa, Mean, Measure, make_prediction
+from evalution.suites.grading_suite import GradedSample, GradingSuite
 from evalution.suites.judge import RUBRIC, Judge, UnreadableVerdictError
-from evalution_core import Capability, ConfigurationError
+from evalution_core import Capability, ConfigurationError, GenerationOutput
 from evalution_enginekit.mock import Mock
 
 TEXTS = {"prompt": "2 + 2?", "target": "4", "prediction": "four"}
@@ -60,6 +62,46 @@ def test_a_scale_of_numbers_bounds_the_verdict() -> None:
         made.read_verdict("Score: 9")
     with pytest.raises(UnreadableVerdictError, match="finds no verdict; the judge's answer ends"):
         made.read_verdict("I'd say four.")
+
+
+@pytest.mark.parametrize(
+    ("answer", "worth"),
+    [
+        ("VERDICT: -3", -3.0),
+        ("**Verdict:** **-0.5**", -0.5),
+        ("verdict .5", 0.5),
+        ("VERDICT - 4", 4.0),
+        ("Verdict: 3/5", 3.0),
+        ("Verdict: 2.", 2.0),
+    ],
+)
+def test_a_number_has_its_sign_and_its_decimals(answer: str, worth: float) -> None:
+    assert judge(scale=[-5, 5]).read_verdict(answer)[1] == worth
+
+
+def test_a_verdict_may_begin_with_a_digit_or_stand_behind_a_dash() -> None:
+    made = judge(scale={"1st": 1, "2nd": 0})
+    assert made.read_verdict("VERDICT: 2nd") == ("2nd", 0.0)
+    assert judge().read_verdict("Verdict:-correct") == ("correct", 1.0)
+
+
+@pytest.mark.parametrize("worth", [0.1, 0.3, 0.7, 0.9])
+def test_opposite_verdicts_in_both_orders_stand_as_they_are(worth: float) -> None:
+    made = judge(scale=[0, 1], baseline="other")
+    suite = Generation(data=[{"q": "a", "other": "b"}], prompt="{q}", target="q")
+    grading = GradingSuite(judge=made, suite=suite)
+    sample = GradedSample(0, "a", "a", [], "a", None)
+    answers = [GenerationOutput("", f"VERDICT: {each:.1f}") for each in (worth, 1 - worth)]
+    measures = grading.score(sample, answers).measures
+    assert measures == {"win_rate": Measure(worth), "position_changed": Measure(0.0)}
+
+
+def test_a_scale_that_ends_at_zero_has_a_mean() -> None:
+    groups = [0, 0, 1, 1]
+    for values in ([0.0] * 4, [-1.0, 0.0, -2.0, 0.0]):
+        found = Mean(largest=0.0).estimate([Measure(value) for value in values], groups)
+        assert found.value == sum(values) / 4
+    assert Mean(largest=-1.0).estimate([Measure(-1.0), Measure(0.0)]).value == -0.5
 
 
 def test_a_label_is_a_verdict_of_the_scale_or_empty() -> None:

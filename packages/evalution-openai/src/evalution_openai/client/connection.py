@@ -202,7 +202,7 @@ class ServerConnection:
                 if not response.is_success:
                     await self._raise_error(response, body, sent_at)
                 yield response
-        except (httpx.TransportError, TimeoutError) as error:
+        except (httpx.TransportError, httpx.DecodingError, TimeoutError) as error:
             if (unsafe := find_tls_error(error, url)) is not None:
                 raise unsafe from error
             what = quote(redact_text(str(error), self._secrets)) or "no answer in time"

@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 B = TypeVar("B", bound=Body)
 
 _JSON = "application/json"
+_LONGEST_NAME = 100
+"""Characters of an unknown field's name that are compared and shown."""
 _CLOSE = {"Connection": "close"}
 """For a body that wasn't read to its end: the rest of it is still to come on the connection."""
 
@@ -168,6 +170,7 @@ def _parse_body(kind: type[B], text: bytes) -> B:
 
 
 def _make_unknown(kind: type[Body], field: str) -> ApiError:
+    field = field[:_LONGEST_NAME]
     known = [*kind.model_fields, *StreamOptions.model_fields]
     near = did_you_mean(field.rpartition(".")[2], known)
     return ApiError(

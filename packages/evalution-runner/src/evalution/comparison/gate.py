@@ -166,7 +166,7 @@ def decide(
 
 @dataclass(frozen=True, slots=True)
 class _Loss:
-    """A loss before it is judged; `obstacle` says why it can't be.
+    """A loss before it is judged; `obstacle` says why it can't be, `excess` why it needn't.
 
     `parts` counts the independent parts that the interval stands on, each a `part`; its t has
     `freedom`.
@@ -180,6 +180,7 @@ class _Loss:
     parts: int
     freedom: float
     obstacle: str | None = None
+    excess: str | None = None
     advisory: bool = False
     part: str = "row"
 
@@ -190,6 +191,8 @@ class _Loss:
         return Check(self.subject, self.figure, self.margin, *shown, verdict, reason, self.advisory)
 
     def _judge(self, count: int) -> tuple[Verdict, str]:
+        if self.excess is not None:
+            return "block", self.excess
         if self.loss is None or self.interval is None or self.obstacle is not None:
             return "undecided", self.obstacle or "there are too few rows for an interval"
         margin = _format(self.margin)
@@ -249,8 +252,6 @@ def _read_loss(suite: str, name: str, margin: float, metric: MetricComparison | 
     if metric is None or test is None or test.difference is None:
         return _Loss(suite, name, margin, None, None, parts=0, freedom=0.0)
     sign, ends = -1.0 if metric.higher_is_better else 1.0, test.interval
-    if ends is None and test.p_value == 1.0 and not (test.left_better or test.right_better):
-        ends = (0.0, 0.0)  # every row has the same score on both sides
     if ends is not None:
         ends = min(sign * end for end in ends), max(sign * end for end in ends)
     parts, part = (test.pairs, "row") if test.groups is None else (test.groups, "group")
@@ -284,19 +285,48 @@ def _list_distances(policy: Policy, found: FidelityResult) -> Iterator[_Loss]:
         bound = "only the likeliest tokens were compared, so this is a lower bound, which proves "
         bound += "no nearness; measure with engines that give whole distributions"
     kl = "kl beyond the control" if whole.contrast else "kl"
-    for figure, margin, loss, obstacle in (
-        (kl, policy.kl, whole.contrast or side.kl, bound),
-        ("log_ppl_ratio", policy.log_ppl_ratio, side.log_ppl_ratio, None),
-        ("other_top", policy.other_top, _complement(side.same_top), None),
+    impossible, excluded = _find_excess(found)
+    for figure, margin, loss, obstacle, excess in (
+        (kl, policy.kl, whole.contrast or side.kl, bound, impossible),
+        ("log_ppl_ratio", policy.log_ppl_ratio, side.log_ppl_ratio, None, excluded),
+        ("other_top", policy.other_top, _complement(side.same_top), None, None),
     ):
         if margin is not None:
-            yield _read_estimate(label, figure, margin, loss, whole.documents, obstacle)
+            judged = _read_estimate(label, figure, margin, loss, whole.documents, obstacle)
+            if failed := _find_failed(found):
+                judged = replace(judged, obstacle=failed)
+            if excess is not None:
+                judged = replace(judged, loss=None, interval=None, excess=excess)
+            yield judged
+
+
+def _find_excess(found: FidelityResult) -> tuple[str | None, str | None]:
+    """Return why KL beyond the control, and the perplexity, are infinite; None where they aren't.
+
+    Their estimates are of the other positions.
+    """
+    side, control = found.overall.candidate.divergence, found.overall.control
+    kl = ratio = None
+    if side.infinite > (0 if control is None else control.divergence.infinite):
+        kl = f"infinite: at {side.infinite:,} of {side.positions:,} positions the candidate calls "
+        kl += "a token impossible that the reference doesn't"
+    if side.excluded:
+        ratio = f"infinite: at {side.excluded:,} of {side.positions:,} positions the candidate "
+        ratio += "calls the text's own token impossible"
+    return kl, ratio
+
+
+def _find_failed(found: FidelityResult) -> str | None:
+    arms = [found.overall.candidate, found.overall.control]
+    if failed := sum(arm.divergence.failed for arm in arms if arm is not None):
+        return f"{failed} windows failed and are in no figure; see the notes, and measure again"
+    return None
 
 
 def _read_estimate(
     subject: str, figure: str, margin: float, loss: Estimate, documents: int, obstacle: str | None
 ) -> _Loss:
-    found = _Loss(subject, figure, margin, loss.value, None, documents, documents - 1.0)
+    found = _Loss(subject, figure, margin, loss.value, None, documents, loss.freedom)
     low, high = loss.low, loss.high
     if low is None or high is None:
         few = "fewer than two documents leave no interval; measure more rows"
@@ -306,8 +336,8 @@ def _read_estimate(
 
 
 def _complement(share: Estimate) -> Estimate:
-    ends = [None if end is None else 1 - end for end in (share.high, share.low)]
-    return Estimate(1 - share.value, *ends)
+    low, high = (None if end is None else 1 - end for end in (share.high, share.low))
+    return Estimate(1 - share.value, low, high, share.freedom)
 
 
 def _format(value: float) -> str:

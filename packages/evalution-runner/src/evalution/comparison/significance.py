@@ -74,7 +74,8 @@ def paired_t_test(
     """Student's test of the rows' differences (Biometrika 6, 1908), for scores that are a mean.
 
     Differences that are all the same, but not zero, give p = 0: nothing about them is chance. They
-    have no interval: a few rows that agree say nothing about the width.
+    have no interval: a few rows that agree say nothing about the width. Where no row differs, it is
+    that of right or wrong rows, times the largest score.
     """
     differences = _list_differences(left, right)
     pairs = len(differences)
@@ -87,8 +88,10 @@ def paired_t_test(
     squares = math.fsum((difference - mean) ** 2 for difference in differences)
     error = math.sqrt(squares / (pairs - 1) / pairs)
     if error == 0.0:
-        p_value = 1.0 if mean == 0.0 else 0.0
-        return PairedTest("paired t", pairs, *better, p_value, mean)
+        if mean == 0.0:
+            same = _make_interval_of_same(left, pairs)
+            return PairedTest("paired t", pairs, *better, 1.0, mean, same)
+        return PairedTest("paired t", pairs, *better, 0.0, mean)
     margin = two_sided_quantile(1 - CONFIDENCE, pairs - 1) * error
     p_value = two_sided_p(mean / error, pairs - 1)
     return PairedTest("paired t", pairs, *better, p_value, mean, (mean - margin, mean + margin))
@@ -100,8 +103,8 @@ def clustered_t_test(
     """Student's test of the rows' differences where groups of rows are independent, rows not.
 
     Error and degrees of freedom are those of `estimate_spread`. If all groups differ alike, the
-    error is zero and says nothing: each group is then a coin, and right or wrong rows have Agresti
-    and Min's interval with as many pairs as there are groups.
+    error is zero and says nothing: each group is then a coin, and right or wrong rows, or those of
+    which none differs, have Agresti and Min's interval with as many pairs as there are groups.
     """
     differences = _list_differences(left, right)
     pairs, better = len(left), _count_better(left, right, higher_is_better=higher_is_better)
@@ -120,6 +123,8 @@ def clustered_t_test(
     if is_binary(left) and is_binary(right):
         share, lost, won = count / pairs, _count_ones(left, right), _count_ones(right, left)
         interval = _make_agresti_min_interval(share * lost, share * won, count)
+    elif mean == 0.0 and not any(better):
+        interval = _make_interval_of_same(left, count)
     return PairedTest("clustered t", pairs, *better, p_value, mean, interval, count, count - 1.0)
 
 
@@ -210,6 +215,16 @@ def _count_better(
     differences = _list_differences(left, right)
     lower, higher = sum(each < 0 for each in differences), sum(each > 0 for each in differences)
     return (lower, higher) if higher_is_better else (higher, lower)
+
+
+def _make_interval_of_same(scores: Sequence[float], pairs: int) -> tuple[float, float]:
+    """Return the interval of a difference that no row shows; scores are taken to reach 1 at least.
+
+    So a few rows that agree prove little, and thousands nearly everything.
+    """
+    largest = max(1.0, *map(abs, scores))
+    low, high = _make_agresti_min_interval(0, 0, pairs)
+    return largest * low, largest * high
 
 
 def _make_agresti_min_interval(lost: float, won: float, pairs: int) -> tuple[float, float]:

@@ -51,6 +51,7 @@ from evalution_core import (
     EngineUnavailableError,
     GenerationOutput,
     GenerationRequest,
+    RequestFailure,
     TextCodec,
     UnsupportedRequestError,
 )
@@ -229,7 +230,8 @@ class _Measurement:
         with open_live(subject, self._progress, isolate=self._options.isolate) as side:
             self._check_sides(side)
             for section, each in (("reference", self._reference), (name, side)):
-                shared = {"window": self._window, "limit": self._options.limit}
+                shared = {name: getattr(self._options, name) for name in ("limit", "top")}
+                shared["window"] = self._window
                 self._journal.declare(section, {**each.declare(), **shared})
             self._journal.declare("suites", declare_suites([*self._suites.values()]))
             codec = self._reference.codec or side.codec
@@ -279,7 +281,7 @@ class _Measurement:
 
     def _complete_reference(
         self, suite: str, requests: Sequence[GenerationRequest]
-    ) -> Iterator[list[int]]:
+    ) -> Iterator[Sequence[int] | None]:
         session = self._reference.session
         if session is not None:
             return iter(self._complete("reference", suite, requests, session))
@@ -319,7 +321,7 @@ class _Measurement:
 
     def _complete_freely(
         self, label: str, suite: PreparedSuite, session: BaseInferenceSession | None
-    ) -> list[list[int]] | None:
+    ) -> Sequence[Sequence[int] | None] | None:
         """Return greedy completions of the first prompts; None where a session can't give them."""
         needed = {Capability.GENERATE, Capability.TOKEN_IDS}
         if session is None or not needed <= read_info(session).capabilities:
@@ -336,17 +338,25 @@ class _Measurement:
         suite: str,
         requests: Sequence[GenerationRequest],
         session: BaseInferenceSession,
-    ) -> list[list[int]]:
-        """Return the ids of completions in the order of their requests; of one that failed none."""
+    ) -> Sequence[Sequence[int] | None]:
+        """Return the ids of completions in the order of their requests; None of a failed one."""
         prompts = [list(request.input_ids or ()) for request in requests]
         found = [self._journal.find_completion(label, suite, prompt) for prompt in prompts]
         missing = [(at, requests[at]) for at, known in enumerate(found) if known is None]
+        failed: list[str] = []
         with wrap_errors("completions"):
             for at, answer in RequestKind.GENERATION.open_stream(session, missing):
                 if isinstance(answer, GenerationOutput):
                     found[at] = token_ids = list(answer.token_ids or ())
                     self._journal.record_completion(label, suite, prompts[at], token_ids)
-        return [token_ids or [] for token_ids in found]
+                elif isinstance(answer, RequestFailure):
+                    failed.append(str(answer.error))
+        if failed:
+            self._notes.append(
+                f"{label}: {suite}: completions that failed and are left out: {len(failed)} of "
+                f"{len(requests)}; the first: {failed[0]}"
+            )
+        return found
 
 
 def choose_window(asked: int | None, sides: Sequence[OpenSide]) -> int:

@@ -153,7 +153,7 @@ class ReferenceWriter:
         )
 
     def _require_same(self, found: Recording) -> None:
-        there, here = _list_decisive(found), _list_decisive(self._recording)
+        there, here = list_decisive(found), list_decisive(self._recording)
         if differences := find_differences(there, here):
             raise ConfigurationError(
                 f"{self._path} holds another recording: {format_differences(differences)}; name "
@@ -339,7 +339,7 @@ def _decompress(values: bytes, most: int) -> bytes:
     return data
 
 
-def _list_decisive(recording: Recording) -> dict[str, Any]:
+def list_decisive(recording: Recording) -> dict[str, Any]:
     """Return, as JSON, what two recordings in one file have in common.
 
     Left out is what two sessions of one engine may differ in, such as figures of their self checks.

@@ -24,10 +24,11 @@ from evalution_core.encoding import (
     rolling_windows,
     strip_leading,
 )
+from evalution_core.kinds import RequestKind
 from evalution_core.requests import Request
 
-Complete = Callable[[Sequence[GenerationRequest]], Iterator[list[int]]]
-"""Greedy completions of the reference, in the order of their requests."""
+Complete = Callable[[Sequence[GenerationRequest]], Iterator[Sequence[int] | None]]
+"""Greedy completions of the reference, in the order of their requests; None of one that failed."""
 _PROMPTS_AT_ONCE = 64
 _FREE_PROMPTS = 32
 _PROMPT_TOKENS = 64
@@ -90,7 +91,7 @@ def prepare_suite(
     """Encode a suite's rows by `codec`, each request cut so that `window` tokens are fed at most.
 
     A generation is taken with the completion that `complete` gives, whose tokens are compared. The
-    only document of a suite is divided into its windows, so that there are several to cluster by.
+    only text of a suite is divided into its windows, so that there are several to cluster by.
 
     Raises:
         ConfigurationError: a row is wrong.
@@ -98,7 +99,8 @@ def prepare_suite(
     """
     preparation = _Preparation(name, codec, window, complete)
     documents = list(preparation.read(suite.samples(limit)))
-    if len(documents) == 1 and len(windows := documents[0].windows) > 1:
+    is_text = suite.request_kind is RequestKind.ROLLING
+    if is_text and len(documents) == 1 and len(windows := documents[0].windows) > 1:
         documents = [Document(at, windows=[part]) for at, part in enumerate(windows)]
         documents[0].prompt = _begin(windows[0])
     return PreparedSuite(name, suite.request_kind.value, documents)
@@ -141,7 +143,7 @@ class _Preparation:
             for position, prompt in enumerate(prompts):
                 ids = list(prompt.input_ids or ())
                 if completion := next(completions):
-                    document.windows.append(Window(ids + completion, len(ids), position))
+                    document.windows.append(Window([*ids, *completion], len(ids), position))
             if document.windows:
                 document.prompt = _begin(document.windows[0])
                 yield document

@@ -23,12 +23,14 @@ Nats = Annotated[float, BeforeValidator(_restore_infinity)]
 class Estimate:
     """A mean over positions with its 95 % interval, clustered by document.
 
-    `low` and `high` are None where fewer than two documents leave nothing to estimate them from.
+    `low` and `high` are None where fewer than two documents leave nothing to estimate them from;
+    the t between them has `freedom` degrees of freedom.
     """
 
     value: Nats
     low: float | None
     high: float | None
+    freedom: float = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,8 +51,9 @@ class Divergence:
     by token. Figures that can't be known then are None.
 
     At `infinite` positions the side excludes a token that the reference doesn't, so that `kl` has
-    no finite value; they count in the quantiles. Each mean is over the positions where its figure
-    is finite.
+    no finite value; they count in the quantiles. At `excluded` of them it is the text's own token.
+    Each mean is over the positions where its figure is finite. Positions of the `failed` windows,
+    which a side gave no rows of, are in no figure.
     """
 
     positions: int
@@ -72,6 +75,8 @@ class Divergence:
     is_lower_bound: bool = False
     covered: float = 1.0
     infinite: int = 0
+    excluded: int = 0
+    failed: int = 0
 
 
 @dataclass(frozen=True, slots=True)

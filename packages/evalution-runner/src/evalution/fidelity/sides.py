@@ -13,7 +13,7 @@ from typing import Any, Protocol, TypeAlias
 from evalution.environment import make_engine_record
 from evalution.error_boundary import wrap_errors
 from evalution.fidelity.lockstep import RowSource, open_rows
-from evalution.fidelity.reference_file import ReferenceFile
+from evalution.fidelity.reference_file import ReferenceFile, list_decisive
 from evalution.fidelity.requests import Window
 from evalution.fidelity.result import Side
 from evalution.parity.check import open_side, read_info
@@ -121,7 +121,8 @@ class LiveSide:
 
     def declare(self) -> Mapping[str, Any]:
         declared = declare_run(self._subject.engine, self.model, None, self._engine)
-        return {**declared, "identity": self._engine["identity"]}
+        software = dict(self._holder.read_environment().software)
+        return {**declared, "identity": self._engine["identity"], "software": software}
 
     def prepare(self, suite: AnySuite) -> None:
         self._holder.prepare(suite)
@@ -157,7 +158,7 @@ class RecordedSide:
         return self._file.recording.side
 
     def declare(self) -> Mapping[str, Any]:
-        return json.loads(json.dumps({"file": str(self._path), **self._file.recording.texts}))
+        return {"file": str(self._path), **list_decisive(self._file.recording)}
 
     def prepare(self, suite: AnySuite) -> None:
         """Do nothing: rows are read as they are."""

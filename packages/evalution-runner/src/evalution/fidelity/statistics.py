@@ -20,7 +20,9 @@ _HISTOGRAM: Final = (0.0, *(10.0 ** (half / 2) for half in range(-16, 4)), math.
 _ENTROPIES: Final = (0.0, 0.1, 0.5, 1.0, 2.0, 3.0, 4.0, 6.0, 8.0, math.inf)
 
 
-def summarize(figures: Figures, documents: Integers, *, is_lower_bound: bool = False) -> Divergence:
+def summarize(
+    figures: Figures, documents: Integers, *, is_lower_bound: bool = False, failed: int = 0
+) -> Divergence:
     """Summarize at least one position; `documents` has the number of the document of each."""
     kl = figures["kl"]
     finite = kl[np.isfinite(kl)]
@@ -46,6 +48,8 @@ def summarize(figures: Figures, documents: Integers, *, is_lower_bound: bool = F
         is_lower_bound=is_lower_bound,
         covered=float(figures["covered"].mean()),
         infinite=len(kl) - len(finite),
+        excluded=int(np.isposinf(log_ratio).sum()),
+        failed=failed,
     )
 
 
@@ -98,7 +102,7 @@ def estimate_mean(values: Floats, documents: Integers, bounds: Bounds = bound_pl
     if spread.stderr is None:
         return Estimate(mean, None, None)
     low, high = bounds(mean, spread.stderr, spread.quantile, float(lengths.sum()))
-    return Estimate(mean, low, high)
+    return Estimate(mean, low, high, spread.freedom)
 
 
 def bound_logarithm(

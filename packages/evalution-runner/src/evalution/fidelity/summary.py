@@ -43,8 +43,8 @@ class ArmRecord:
     """Compared windows of one suite, greedy completions of both sides, and the worst positions."""
 
     windows: Sequence[WindowComparison]
-    reference_completions: Sequence[Sequence[int]] | None
-    completions: Sequence[Sequence[int]] | None
+    reference_completions: Sequence[Sequence[int] | None] | None
+    completions: Sequence[Sequence[int] | None] | None
     worst: Sequence[WorstToken] = ()
 
 
@@ -117,11 +117,15 @@ def count_flips(suite: PreparedSuite, windows: Sequence[WindowComparison]) -> Ch
 
 
 def compare_completions(record: ArmRecord) -> GreedyDivergence | None:
-    """Return where free completions part; None where a side gave none."""
+    """Return where free completions part, but for failed ones; None where a side gave none."""
     if record.reference_completions is None or record.completions is None:
         return None
     pairs = zip(record.reference_completions, record.completions, strict=True)
-    steps = [_find_parting(before, after) for before, after in pairs if before]
+    steps = [
+        _find_parting(before, after)
+        for before, after in pairs
+        if before is not None and after is not None
+    ]
     parted = [step for step in steps if step is not None]
     return GreedyDivergence(len(steps), len(steps) - len(parted), parted)
 
@@ -148,11 +152,14 @@ class _Compared:
         self._numbers: dict[tuple[str, int | str], int] = {}
         self.windows: dict[tuple[str, int], int] = {}
         self._is_bound = False
+        self._failed = 0
 
     def add(self, suite: PreparedSuite, windows: Sequence[WindowComparison]) -> None:
         pairs = enumerate(_pair_windows(suite, windows))
         for at, (document, window, comparison) in pairs:
-            if comparison.figures is not None:
+            if comparison.figures is None:
+                self._failed += 1
+            else:
                 self.windows[suite.name, at] = len(self._figures)
                 self._figures.append(comparison.figures)
                 self._positions.append(np.arange(window.start, len(window.input_ids)))
@@ -175,7 +182,9 @@ class _Compared:
         """Return the arm with its figures; `rest` are its fields that aren't figures."""
         figures, clusters = self.select(range(len(self._figures)))
         return Arm(
-            divergence=summarize_figures(figures, clusters, is_lower_bound=self._is_bound),
+            divergence=summarize_figures(
+                figures, clusters, is_lower_bound=self._is_bound, failed=self._failed
+            ),
             histogram=make_histogram(figures),
             by_position=bin_by_position(figures, np.concatenate(self._positions)),
             by_entropy=bin_by_entropy(figures),

@@ -180,7 +180,8 @@ def _describe_doubt(result: FidelityResult) -> Iterator[str]:
         )
     if divergence.kl.low is None:
         yield "There is no interval: it takes at least two documents to estimate one."
-    if whole.contrast == Estimate(0.0, 0.0, 0.0):
+    contrast = whole.contrast
+    if contrast is not None and contrast.value == contrast.low == contrast.high == 0.0:
         yield (
             "Candidate and control are equally far from the reference everywhere: make sure that "
             "they weren't given the same file."

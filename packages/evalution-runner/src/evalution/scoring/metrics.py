@@ -81,7 +81,8 @@ class Mean:
 
     With `failed=0.0`, the default, a failed request counts as a wrong answer. `largest` is the
     value of a row that is wholly right: if rows are worth that or 0, the interval is Wilson's, of
-    as many rows as have the standard error where they are grouped, else the normal one.
+    as many rows as have the standard error where they are grouped, else the normal one. Values of
+    which none is above 0 are no shares.
     """
 
     higher_is_better: bool = True
@@ -103,9 +104,9 @@ class Mean:
             spread = estimate_spread(*sums, mean)
             if spread.stderr is None:
                 return Estimate(mean, None)
-            trials = find_trials(
-                mean / self.largest, spread.stderr / self.largest, otherwise=len(sums[0])
-            )
+            if self.largest > 0:
+                share, error = mean / self.largest, spread.stderr / self.largest
+                trials = find_trials(share, error, otherwise=len(sums[0]))
         elif count > 1:
             squares = math.fsum((value - mean) ** 2 for value in values)
             spread = Spread(math.sqrt(squares / (count - 1) / count))
@@ -114,7 +115,7 @@ class Mean:
     def _find_interval(
         self, values: array[float], mean: float, spread: Spread, trials: float
     ) -> tuple[float, float] | None:
-        if all(value in (0.0, self.largest) for value in values):
+        if self.largest > 0 and all(value in (0.0, self.largest) for value in values):
             low, high = wilson_interval(mean / self.largest, trials, spread.quantile)
             return low * self.largest, high * self.largest
         if min(values) == max(values):  # the standard error may be a rounding error above zero

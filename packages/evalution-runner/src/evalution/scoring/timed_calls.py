@@ -44,24 +44,25 @@ class TimedCalls:
             RuntimeError: the process doesn't start.
         """
         with self._lock:
-            if self._process is None:
-                self._start()
-            assert self._process is not None
-            assert self._process.stdin is not None
+            process, self._process = self._process or self._start(), None
+            assert process.stdin is not None
             try:
-                self._process.stdin.write(json.dumps(arguments) + "\n")
-                self._process.stdin.flush()
+                process.stdin.write(json.dumps(arguments) + "\n")
+                process.stdin.flush()
                 answer = self._answers.get(timeout=self._time_limit_s)
             except (Empty, OSError):
                 answer = ""
+            except BaseException:
+                _kill(process)  # its answer would be that of the next call
+                raise
             if not answer:
-                _kill(self._process)
-                self._process = None
+                _kill(process)
                 return None
+            self._process = process
             return json.loads(answer)
 
-    def _start(self) -> None:
-        self._process = process = subprocess.Popen(
+    def _start(self) -> subprocess.Popen[str]:
+        process = subprocess.Popen(
             [sys.executable, "-m", self._module],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
@@ -77,10 +78,13 @@ class TimedCalls:
             started = self._answers.get(timeout=_START_S) == f"{_READY}\n"
         except Empty:
             started = False
+        except BaseException:
+            _kill(process)
+            raise
         if not started:
             _kill(process)
-            self._process = None
             raise RuntimeError(f"python -m {self._module} doesn't start")
+        return process
 
 
 def answer_calls(function: Callable[..., Any]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import tee
@@ -99,7 +100,7 @@ class GradingSuite(Suite[GradedSample, GenerationOutput]):
         worth, measures = worths[0], dict[str, Measure | None]()
         if self.judge.has_pairs:
             ends = sum(self.judge.range)
-            is_stable = worths[0] == ends - worths[1]
+            is_stable = math.isclose(sum(worths), ends, rel_tol=1e-9, abs_tol=1e-9)
             worth = worths[0] if is_stable else ends / 2
             measures["position_changed"] = Measure(float(not is_stable))
         measures["win_rate" if "position_changed" in measures else "judge"] = Measure(worth)

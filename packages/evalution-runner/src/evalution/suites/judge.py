@@ -97,7 +97,7 @@ class Judge:
     ] = None
     pattern: Annotated[
         str, Field(description="Regular expression that finds the verdict: its last match's group.")
-    ] = r"(?i)\bverdict\W+(-?\w+(?:\.\d+)?)"
+    ] = r"(?i)\bverdict\W+?(-?(?:\d*\.)?\d+(?!\w)|\w+)"
     baseline: Annotated[
         str | None,
         Field(description="Column with another answer, to compare with in both orders."),
