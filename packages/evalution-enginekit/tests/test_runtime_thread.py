@@ -203,3 +203,31 @@ begun.wait()
 def test_process_that_closed_no_session_ends_after_the_step_it_is_in() -> None:
     done = subprocess.run([sys.executable, "-c", UNCLOSED], capture_output=True, check=False)
     assert (done.returncode, done.stdout, done.stderr) == (0, b"whole step", b"")
+
+
+SESSION = """
+from evalution_core import GenerationRequest, Model
+from evalution_enginekit.mock import Mock
+
+session = Mock().build(Model())
+session.generate([GenerationRequest("a", max_new_tokens=1)])
+"""
+EXITS = {
+    "a hook of exit that is older than the kit": "import atexit\n"
+    f"atexit.register(lambda: session.close()){SESSION}",
+    "a finalizer": "class Holder:\n    def __del__(self):\n        self.session.close()\n"
+    f"{SESSION}\nholder = Holder()\nholder.session = session",
+    "a generator that is suspended": f"{SESSION}\ndef read():\n    with session:\n        yield 1\n"
+    "reader = read()\nnext(reader)",
+    "a finalizer of a loop": "from evalution_enginekit.request_loop import RequestLoop\n"
+    "async def nothing():\n    pass\n"
+    "class Holder:\n    def __del__(self):\n        self.loop.close(nothing)\n"
+    "holder = Holder()\nholder.loop = RequestLoop('toy')\nholder.loop.call(nothing)",
+}
+
+
+@pytest.mark.parametrize("closing", EXITS)
+def test_process_ends_whoever_closes_its_session(closing: str) -> None:
+    command = [sys.executable, "-c", EXITS[closing]]
+    done = subprocess.run(command, capture_output=True, check=False, timeout=WAIT_S)
+    assert (done.returncode, done.stderr) == (0, b"")

@@ -216,6 +216,18 @@ def test_update_with_an_error_aborts_the_request(toys: Any) -> None:
     assert len(runtime.aborted) == 1
 
 
+def test_what_comes_behind_an_error_is_of_no_request(toys: Any) -> None:
+    class Failing(toys.Stepping):
+        def advance(self) -> Iterator[RequestUpdate]:
+            for name in list(self.running):
+                yield RequestUpdate(name, error=EngineRuntimeError("lost"))
+                yield RequestUpdate(name, token_ids=[65])
+
+    with toys.Served(Failing()) as session:
+        found = dict(session.generate_continuous([(at, GenerationRequest("a")) for at in range(2)]))
+    assert all("lost" in str(cast(Any, failure).error) for failure in found.values())
+
+
 def test_async_request_that_ends_unfinished_is_an_error(toys: Any) -> None:
     class Quitting(toys.Async):
         async def _generate(self, name: str, prompt: TokenPrompt) -> AsyncIterator[RequestUpdate]:

@@ -17,9 +17,12 @@ from evalution_core import (
     EngineRuntimeError,
     GenerationRequest,
     Model,
+    RequestFailure,
     UnsupportedRequestError,
 )
-from evalution_transformers import Transformers, TransformersCompat
+from evalution_transformers import Transformers, TransformersCompat, generate
+from evalution_transformers.continuous import RowCache
+from evalution_transformers.generate import FixedBatches, rank_logprobs
 from evalution_transformers.paged import CancellingScheduler
 from evalution_transformers.session import TransformersSession
 
@@ -198,6 +201,110 @@ def test_out_of_memory_runs_smaller_batches_or_fails_one_prompt(
         else:
             assert isinstance(result.error, EngineRuntimeError)
             assert "memory ran out for this prompt alone: no room" in str(result.error)
+
+
+@pytest.mark.parametrize("path", ["fixed batches", "forward passes"])
+@pytest.mark.parametrize("sampled", [False, True])
+def test_no_token_is_lost_where_memory_runs_out_after_some_rows_chose_theirs(
+    write_checkpoint: Callable[..., Path],
+    monkeypatch: pytest.MonkeyPatch,
+    path: str,
+    sampled: bool,
+) -> None:
+    settings: dict[str, Any] = {"do_sample": True, "temperature": 1.0, "seed": 3} if sampled else {}
+    requests = [
+        GenerationRequest(prompt, max_new_tokens=8, logprobs=1, **settings)
+        for prompt in PROMPTS[:3]
+    ]
+    ranked = 0
+
+    def rank(*arguments: Any) -> Any:
+        nonlocal ranked
+        ranked += 1
+        if ranked == 5:
+            raise torch.OutOfMemoryError("no room")
+        return rank_logprobs(*arguments)
+
+    with ENGINES[path].build(Model(str(write_checkpoint()))) as built:
+        right = [output.token_ids for output in built.generate(requests)]
+        monkeypatch.setattr(generate, "rank_logprobs", rank)
+        found = [output.token_ids for output in built.generate(requests)]
+    assert ranked > 5
+    assert found == right
+
+
+def test_no_prompt_is_lost_where_memory_runs_out_as_rows_are_joined(
+    write_checkpoint: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    requests = [GenerationRequest(prompt, max_new_tokens=6) for prompt in PROMPTS]
+    join, joined = RowCache.join, 0
+
+    def fail_once(cache: RowCache, added: Any) -> None:
+        nonlocal joined
+        joined += 1
+        if joined == 2:
+            raise torch.OutOfMemoryError("no room")
+        join(cache, added)
+
+    with ENGINES["forward passes"].build(Model(str(write_checkpoint()))) as built:
+        right = [output.token_ids for output in built.generate(requests)]
+        monkeypatch.setattr(RowCache, "join", fail_once)
+        assert [output.token_ids for output in built.generate(requests)] == right
+    assert joined > 2
+
+
+@pytest.mark.parametrize("path", ["fixed batches", "forward passes"])
+def test_a_prompt_without_room_leaves_the_others_as_many_rows(
+    write_checkpoint: Callable[..., Path], path: str
+) -> None:
+    short = (PROMPTS[0], PROMPTS[1], PROMPTS[4])
+    *requests, long = [
+        GenerationRequest(prompt, max_new_tokens=4) for prompt in (*short, PROMPTS[2])
+    ]
+    with ENGINES[path].build(Model(str(write_checkpoint()))) as built:
+        widths: list[int] = []
+
+        def check(_: Any, args: Any, inputs: dict[str, Any], __: Any) -> None:
+            states = inputs["hidden_states"] if "hidden_states" in inputs else args[0]
+            widths.append(states.shape[0])
+            if states.shape[1] > 30:
+                raise torch.OutOfMemoryError("no room")
+
+        loaded: Any = built._model
+        loaded.model.layers[0].register_forward_hook(check, with_kwargs=True)
+        built.generate(requests)
+        most = max(widths)
+        found = dict(built.generate_continuous(enumerate([*requests, long])))
+        failed = {at: answer for at, answer in found.items() if isinstance(answer, RequestFailure)}
+        assert "memory ran out for this prompt alone" in str(failed.pop(3).error)
+        assert not failed
+        widths.clear()
+        built.generate(requests)
+    assert max(widths) == most == 3
+
+
+@pytest.mark.parametrize("path", ["fixed batches", "forward passes"])
+def test_beam_searches_that_were_given_up_are_not_begun(
+    write_checkpoint: Callable[..., Path], monkeypatch: pytest.MonkeyPatch, path: str
+) -> None:
+    beams = [
+        (at, GenerationRequest(prompt, max_new_tokens=6, num_beams=2))
+        for at, prompt in enumerate(PROMPTS[:3])
+    ]
+    search, begun = FixedBatches._search, 0
+
+    def count(batches: FixedBatches, *arguments: Any) -> None:
+        nonlocal begun
+        begun += 1
+        search(batches, *arguments)
+
+    monkeypatch.setattr(FixedBatches, "_search", count)
+    with ENGINES[path].build(Model(str(write_checkpoint()))) as built:
+        stream = built.generate_continuous(beams)
+        next(stream)
+        stream.close()
+        built.generate([GenerationRequest(PROMPTS[0], max_new_tokens=1)])
+    assert begun < 3
 
 
 def test_a_common_prompt_prefix_is_run_once(write_checkpoint: Callable[..., Path]) -> None:

@@ -247,6 +247,72 @@ def test_out_of_memory_for_one_token_raises_the_runtimes_error(
         hook.remove()
 
 
+def test_a_sequence_without_room_leaves_the_passes_of_others_as_large(
+    random_model: Callable[..., Any],
+) -> None:
+    from evalution_transformers.forward import Forward
+    from evalution_transformers.score import PrefixScorer
+
+    model = random_model("llama")
+    scorer = PrefixScorer(Forward(model), pass_tokens=64)
+    hook = limit_tokens(model, 0)
+    try:
+        with pytest.raises(torch.OutOfMemoryError):
+            collect_scores(scorer, questions(rows=1, head=2))
+    finally:
+        hook.remove()
+    assert scorer._pass_tokens == 64
+
+
+def test_a_prefix_outlives_a_reader_that_takes_all_scores_and_leaves(
+    random_model: Callable[..., Any],
+) -> None:
+    from evalution_transformers.forward import Forward
+    from evalution_transformers.score import PrefixScorer
+
+    model = random_model("llama")
+    chance = random.Random(0)
+    answers = [[chance.randrange(3, VOCAB) for _ in range(20)] for _ in range(12)]
+    spans = [TokenSpan([*range(3, 43), *answer], 40) for answer in answers]
+    scorer = PrefixScorer(Forward(model), pass_tokens=128)
+    fed = 0
+
+    def count(_: Any, __: Any, inputs: dict[str, Any]) -> None:
+        nonlocal fed
+        fed += inputs["input_ids"].numel()
+
+    hook = model.base_model.register_forward_pre_hook(count, with_kwargs=True)
+    fed_by: list[int] = []
+    try:
+        for _ in range(2):
+            fed, found = 0, list[TokenScore]()
+            steps = scorer.score(spans)
+            while len(found) < len(spans):
+                found += next(steps)
+            steps.close()
+            fed_by.append(fed)
+    finally:
+        hook.remove()
+    assert fed_by[0] - fed_by[1] > 30
+    assert_close(found, [score_plainly(model, span) for span in spans], 1e-4)
+
+
+def test_scoring_comes_to_its_end_beside_a_call_that_takes_every_other_turn(
+    random_model: Callable[..., Any],
+) -> None:
+    model = random_model("llama")
+    spans = [TokenSpan([*range(3, 80)], 1)]
+    scorer = make_scorer(model, probe_architecture(model, WINDOW), pass_tokens=16)
+    found: list[TokenScore] = []
+    steps = scorer.score(spans)
+    for _ in range(20):
+        found += next(steps, [])
+        if found:
+            break
+        next(scorer.compute_rows([TokenSpan([*range(5, 60)], 50)]))
+    assert_close(found, [score_plainly(model, spans[0])], 1e-4)
+
+
 def test_a_failed_pass_does_not_change_later_scores(random_model: Callable[..., Any]) -> None:
     model = random_model("llama")
     spans = [span for span in questions(rows=6, head=60) if span.start > 1]

@@ -48,7 +48,7 @@ def model_identity(model: Model, folder: Path, weights: Sequence[str]) -> dict[s
         files_identity(_match_files(folder, (*weights, *_DESCRIBING_FILES)))
     )
     if (named := find_tokenizer_name(model)) is not None:
-        path = Path(named)
+        path = Path(named).expanduser()
         if not path.exists():
             return None
         beside = _match_files(path if path.is_dir() else path.parent, _DESCRIBING_FILES)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import sys
 import threading
 from collections.abc import Awaitable, Callable, Coroutine
 from concurrent.futures import CancelledError, Future
@@ -172,9 +173,10 @@ class RequestLoop:
         """End all streams, cancel what runs, await `last`, and end the thread.
 
         Any later call waits for that. Called on the loop itself, it doesn't wait; in a fork it does
-        nothing, since the runtime is the other process's.
+        nothing, since the runtime is the other process's, and neither once the interpreter ends,
+        with all threads.
         """
-        if os.getpid() != self._pid:
+        if os.getpid() != self._pid or sys.is_finalizing():
             return
         with self.lock:
             first = not self._closing

@@ -5,6 +5,7 @@ from __future__ import annotations
 import atexit
 import logging
 import os
+import sys
 import threading
 import time
 from collections import deque
@@ -217,7 +218,7 @@ class RuntimeThread:
         return result
 
     def halt(self) -> threading.Event:
-        """Do nothing more after the present step; the event is set once that is so."""
+        """Do nothing but close after the present step; the event is set once that is so."""
         halted = threading.Event()
         if self._closing or self._failure is not None or os.getpid() != self._pid:
             halted.set()
@@ -225,7 +226,8 @@ class RuntimeThread:
 
         def wait_for_the_end() -> None:
             halted.set()
-            threading.Event().wait()
+            while not self._closing:
+                self._wakes.get()
 
         self.post(wait_for_the_end)
         return halted
@@ -234,9 +236,10 @@ class RuntimeThread:
         """End all streams, run `last` on the thread, and end it; any later call waits for that.
 
         Where the thread never ran, `last` runs here. Called on the thread itself, it doesn't wait;
-        in a fork it does nothing, since the runtime is the other process's.
+        in a fork it does nothing, since the runtime is the other process's, and neither once the
+        interpreter ends, with all threads.
         """
-        if os.getpid() != self._pid:
+        if os.getpid() != self._pid or sys.is_finalizing():
             return
         with self.lock:
             if self._last is None:
@@ -287,6 +290,8 @@ class RuntimeThread:
                 return
             for _ in range(len(self._calls)):
                 _resolve(*self._calls.popleft())
+            if self._closing:
+                return
             rest = min([task.step() for task in self._tasks], default=IDLE)
             if rest > 0:
                 with suppress(Empty):

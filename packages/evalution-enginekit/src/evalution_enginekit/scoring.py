@@ -384,8 +384,10 @@ class RollingStream(RequestStream[K, RollingLoglikelihoodOutput | RequestFailure
         self._windows.close()
 
     def cancel(self, key: Hashable) -> None:
-        for number in [number for number, text in self._texts.items() if text.key == key]:
-            self._drop(number)
+        # A copy, made at once: the input's thread adds texts meanwhile.
+        for number, text in list(self._texts.items()):
+            if text.key == key:
+                self._drop(number)
 
     def _drop(self, number: int) -> None:
         text = self._texts.pop(number, None)

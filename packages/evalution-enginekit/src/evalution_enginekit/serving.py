@@ -168,7 +168,9 @@ class ServingLoop:
                     return
                 if not pending.updates and not events:
                     self._advance()
-                events += [self._event(pending, update) for update in pending.take()]
+                for update in pending.take():
+                    if update.request_id in pending.running:  # else an error came before it
+                        events.append(self._event(pending, update))
                 yield events
         finally:
             self._abort(pending, list(pending.running))
@@ -185,7 +187,8 @@ class ServingLoop:
                 if pending.running and not pending.updates:
                     self._advance()
                 for update in pending.take():
-                    if update.is_finished or update.error is not None:
+                    is_over = update.is_finished or update.error is not None
+                    if is_over and update.request_id in pending.running:
                         at, group = self._leave(pending, update)
                         scored[at] = _read_scores(group, update)
                 ready: list[TokenScore | EvalutionError] = []

@@ -148,7 +148,7 @@ class ContinuousBatching(Generation):
         beams: FixedBatches,
     ):
         self._forward = forward
-        self._rows_at_once = rows
+        self._rows_at_once = self._most_rows = rows
         self._pass_tokens = pass_tokens
         self._beams = beams
         self._prefix = SharedPrefix(forward)
@@ -218,6 +218,7 @@ class ContinuousBatching(Generation):
         if self._rows_at_once > 1:
             self._rows_at_once = max(1, min(self._rows_at_once, len(lost)) // 2)
             return ()
+        self._rows_at_once = self._most_rows  # others may fit
         failed = self._waiting.pop(0)
         return [TokenEvent(failed.prompt.key, error=make_memory_error(error))]
 
@@ -226,9 +227,9 @@ class ContinuousBatching(Generation):
         group = self._next_group(self._rows_at_once - len(self._running))
         shared = self._grow_prefix([row.token_ids for row in group])
         states, logits = self._run_rests(group, shared)
+        self._kept.join(states)
         events = take_tokens(group, logits)
         self._waiting = self._waiting[len(group) :]
-        self._kept.join(states)
         self._running += group
         return events
 

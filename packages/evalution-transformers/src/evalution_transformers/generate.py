@@ -115,7 +115,7 @@ class Row:
         self.generated: list[int] = []
         self.is_done = False
         self.is_greedy = not (prompt.do_sample and prompt.temperature > 0)
-        self._numbers = None if self.is_greedy else np.random.default_rng(prompt.seed)
+        self.numbers = None if self.is_greedy else np.random.default_rng(prompt.seed)
 
     @property
     def token_ids(self) -> list[int]:
@@ -127,16 +127,19 @@ class Row:
         """The number of tokens that it may still get."""
         return self.prompt.max_new_tokens - len(self.generated)
 
-    def take(self, logits: Tensor, likeliest: int) -> TokenEvent:
+    def choose(self, logits: Tensor, likeliest: int) -> TokenEvent:
         """Choose the next token from `logits` [vocab], whose largest is at `likeliest`."""
         prompt = self.prompt
         token_id = likeliest if self.is_greedy else self._draw(logits)
-        self.generated.append(token_id)
-        self.is_done = token_id in prompt.stop_ids or self.left < 1
         if prompt.logprobs is None:
             return TokenEvent(prompt.key, [token_id])
         logprob, top = rank_logprobs(logits, token_id, prompt.logprobs)
         return TokenEvent(prompt.key, [token_id], [logprob], [top])
+
+    def take(self, token_id: int) -> None:
+        """Add a chosen token."""
+        self.generated.append(token_id)
+        self.is_done = token_id in self.prompt.stop_ids or self.left < 1
 
     def _draw(self, logits: Tensor) -> int:
         """Return a sample of `logits` [vocab]."""
@@ -146,7 +149,7 @@ class Row:
             temperature=self.prompt.temperature,
             top_p=self.prompt.top_p,
             top_k=self.prompt.top_k,
-            generator=self._numbers,
+            generator=self.numbers,
         )
 
 
@@ -162,9 +165,22 @@ def make_memory_error(error: BaseException) -> EngineRuntimeError:
 
 
 def take_tokens(rows: Sequence[Row], logits: Tensor) -> list[TokenEvent]:
-    """Take the next token of each row that isn't done, from `logits` [rows, vocab]."""
+    """Take the next token of each row that isn't done, from `logits` [rows, vocab].
+
+    If it fails, for want of memory, no row has changed: the step is done again.
+    """
     likeliest: list[int] = logits.argmax(dim=-1).tolist()
-    return [row.take(logits[at], likeliest[at]) for at, row in enumerate(rows) if not row.is_done]
+    left = [(at, row) for at, row in enumerate(rows) if not row.is_done]
+    drawn = [(row.numbers, row.numbers.bit_generator.state) for _, row in left if row.numbers]
+    try:
+        events = [row.choose(logits[at], likeliest[at]) for at, row in left]
+    except BaseException:
+        for numbers, state in drawn:
+            numbers.bit_generator.state = state
+        raise
+    for (_, row), event in zip(left, events, strict=True):
+        row.take(event.token_ids[0])
+    return events
 
 
 class _Abandoned(BaseException):
@@ -264,7 +280,7 @@ class FixedBatches(Generation):
         out_of_memory: OutOfMemory = torch.OutOfMemoryError,
     ):
         self._model = model
-        self._batch_size = batch_size
+        self._batch_size = self._most_rows = batch_size
         self._out_of_memory = out_of_memory
 
     def run(self, feed: PromptQueue) -> Iterator[Events]:
@@ -283,37 +299,42 @@ class FixedBatches(Generation):
 
         `cancelled` is asked after each step for the keys that are to be dropped.
         """
-        rows = [Row(prompt) for prompt in prompts if prompt.num_beams == 1]
+        known = {prompt.key: Row(prompt) for prompt in prompts}
+        rows = [row for row in known.values() if row.prompt.num_beams == 1]
         waiting = [rows] if rows else []
+
+        def drop() -> None:
+            for key in cancelled():
+                if key in known:  # also one that waits for its turn
+                    known[key].is_done = True
+
         while waiting:
             batch = [row for row in waiting.pop(0) if not row.is_done]
             if not batch:
                 continue
             try:
                 yield from self._run_call(
-                    lambda report, batch=batch: self._decode(batch, report), batch, cancelled
+                    lambda report, batch=batch: self._decode(batch, report), drop
                 )
             except self._out_of_memory as error:
                 if len(batch) == 1:
+                    self._batch_size = self._most_rows  # others may fit
                     yield [TokenEvent(batch[0].prompt.key, error=make_memory_error(error))]
                     continue
                 half = (len(batch) + 1) // 2
                 # A batch of the same size would run out of memory again.
                 self._batch_size = min(self._batch_size, half)
                 waiting[:0] = [batch[:half], batch[half:]]
-        for prompt in prompts:
-            if prompt.num_beams > 1:
-                yield from self._search_beams(prompt, cancelled)
+        for row in known.values():
+            if row.prompt.num_beams > 1 and not row.is_done:
+                yield from self._search_beams(row, drop)
 
     def _run_call(
-        self, call: Callable[[Report], None], rows: Sequence[Row], cancelled: Cancelled
+        self, call: Callable[[Report], None], drop: Callable[[], None]
     ) -> Iterator[Events]:
-        keys = {row.prompt.key: row for row in rows}
         for events in run_stepwise(call, "generate"):
             yield events
-            for key in cancelled():
-                if key in keys:
-                    keys[key].is_done = True
+            drop()
 
     def _decode(self, rows: Sequence[Row], report: Report) -> None:
         """Call `generate` for all rows; each step's tokens go to `report`."""
@@ -333,12 +354,11 @@ class FixedBatches(Generation):
                 stopping_criteria=StoppingCriteriaList([_End(choice, report)]),
             )
 
-    def _search_beams(self, prompt: TokenPrompt, cancelled: Cancelled) -> Iterator[Events]:
-        row = Row(prompt)
+    def _search_beams(self, row: Row, drop: Callable[[], None]) -> Iterator[Events]:
         try:
-            yield from self._run_call(lambda report: self._search(row, report), [row], cancelled)
+            yield from self._run_call(lambda report: self._search(row, report), drop)
         except self._out_of_memory as error:
-            yield [TokenEvent(prompt.key, error=make_memory_error(error))]
+            yield [TokenEvent(row.prompt.key, error=make_memory_error(error))]
 
     def _search(self, row: Row, report: Report) -> None:
         prompt = row.prompt
@@ -378,7 +398,7 @@ class _Choice(LogitsProcessor):
             return scores
         # `generate` takes the largest: leave it the one that was drawn.
         chosen = torch.tensor([row.generated[-1] for row in self.rows], device=scores.device)
-        return torch.full_like(scores, -torch.inf).scatter_(1, chosen[:, None], 0.0)
+        return scores.fill_(-torch.inf).scatter_(1, chosen[:, None], 0.0)
 
 
 class _End(StoppingCriteria):

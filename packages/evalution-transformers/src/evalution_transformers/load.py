@@ -140,9 +140,9 @@ def _find_identity(
     if folder is not None and subfolder:
         identity |= _hash_files(str(subfolder), folder / subfolder)
     if adapter is not None:
-        if not Path(adapter).is_dir():
+        if not (adapted := Path(adapter).expanduser()).is_dir():
             return None
-        identity |= _hash_files("adapter", Path(adapter))
+        identity |= _hash_files("adapter", adapted)
     if model.model_kwargs:
         identity["model_kwargs"] = redact(to_plain(model.model_kwargs))
     return identity
@@ -225,7 +225,8 @@ def _add_adapter(model: LoadableModel, adapter: str) -> None:
         ConfigurationError: it can't be loaded, or it is one of another model.
         EngineUnavailableError: peft is missing.
     """
-    folder = Path(adapter)
+    folder = Path(adapter).expanduser()
+    adapter = str(folder) if folder.is_dir() else adapter
     if folder.is_dir() and not (folder / "adapter_model.safetensors").is_file():
         raise ConfigurationError(
             f"the adapter {adapter!r} has no adapter_model.safetensors; its weights are read from "

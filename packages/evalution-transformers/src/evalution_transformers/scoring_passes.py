@@ -46,7 +46,8 @@ class PassLogits(Protocol):
 class Scorer(ABC):
     """Scores spans, and computes their rows; once memory has run out, by smaller passes.
 
-    Calls may take turns, step by step: one whose state another has used begins its rest again.
+    Calls may take turns, step by step: one whose state another has used begins its rest again, and
+    then keeps its turn until a span is complete.
 
     Args:
         pass_tokens: tokens of one forward pass, padding included.
@@ -58,21 +59,24 @@ class Scorer(ABC):
     """Passes that are begun before the scores of one are read, for a device that works alone."""
 
     def __init__(self, pass_tokens: int):
-        self._pass_tokens = pass_tokens
+        self._pass_tokens = self._most_tokens = pass_tokens
         self._turn: object = None
 
     def score(self, spans: Sequence[TokenSpan]) -> Iterator[list[TokenScore]]:
         """Yield the complete scores after each forward pass, in the order of the spans."""
-        done = 0
+        done = attempts = 0
 
         def score_rest() -> Iterator[list[TokenScore]]:
-            nonlocal done
+            nonlocal done, attempts
+            attempts += 1
             scores = SpanScores(spans[done:])
             for targets, read in self._score_passes(spans[done:]):
                 scores.add(targets, read())
                 complete = scores.take_complete()
                 done += len(complete)
-                yield complete
+                # Two calls that take turns would never end if both began again each time.
+                if complete or attempts == 1:
+                    yield complete
 
         return self._resume(score_rest)
 
@@ -133,8 +137,11 @@ class Scorer(ABC):
             except self._out_of_memory:
                 self.forget()
                 if self._pass_tokens == 1:
+                    self._pass_tokens = self._most_tokens  # others may fit
                     raise
                 self._halve()
+            except GeneratorExit:
+                raise  # at the end of a step, where all layers hold the same tokens
             except BaseException:
                 # Some layers may hold tokens that others don't.
                 self.forget()
