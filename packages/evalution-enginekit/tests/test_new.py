@@ -130,6 +130,14 @@ def test_name_that_can_name_no_engine_is_refused(
     assert list(tmp_path.iterdir()) == []
 
 
+def test_name_of_an_installed_package_is_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert new.main(["core", "--into", str(tmp_path)]) == 2
+    assert "the package evalution-core is installed here" in capsys.readouterr().err
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_engine_that_is_there_is_left_alone(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

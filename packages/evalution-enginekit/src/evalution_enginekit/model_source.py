@@ -197,7 +197,8 @@ def model_folder(path: str, wanted: str = _WANTED) -> Path | None:
     if folder.is_dir():
         return folder
     if folder.is_absolute() or path.startswith((".", "~")) or path.count("/") > 1:
-        raise ConfigurationError(f"model folder {path!r} does not exist; give {wanted}")
+        found = "is a file" if folder.exists() else "does not exist"
+        raise ConfigurationError(f"model folder {path!r} {found}; give {wanted}")
     return None
 
 

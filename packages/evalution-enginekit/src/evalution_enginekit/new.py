@@ -11,6 +11,7 @@ import keyword
 import re
 import sys
 import tomllib
+from importlib.metadata import distributions
 from importlib.resources import files
 from importlib.resources.abc import Traversable
 from itertools import groupby
@@ -61,6 +62,11 @@ def write_engine(name: str, into: Path, class_name: str | None = None) -> list[P
             "such as LlamaCpp"
         )
     folder = into / f"evalution-{name}"
+    if any(distributions(name=folder.name)):
+        raise ConfigurationError(
+            f"the package {folder.name} is installed here, and another one of that name would take "
+            "its place; choose another name"
+        )
     if folder.exists():
         raise ConfigurationError(f"{folder} exists already; choose another name, or another --into")
     sources = _IN_WORKSPACE if find_workspace(folder) else _ALONE

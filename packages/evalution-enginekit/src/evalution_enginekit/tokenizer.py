@@ -305,6 +305,11 @@ def _read(
         tokenizer = _load_hf_tokenizer(model, source, declared_eos)
     except (ConfigurationError, EngineUnavailableError) as error:
         if alone is None:
+            if Path(source).is_dir():
+                raise type(error)(
+                    f"{source} has no tokenizer.json, and what else is there of a tokenizer is "
+                    f"read by Transformers: {error}"
+                ) from error
             raise
         alone.notice = f"{file} was read without Transformers, which refuses it: {error}"
         return alone

@@ -51,8 +51,9 @@ def find_folder(model: Model) -> Path:
         other = (
             "; for a name on the Hub take engine Transformers" if model.path.count("/") == 1 else ""
         )
+        found = "is a file" if folder.exists() else "does not exist"
         raise ConfigurationError(
-            f"model folder {model.path!r} does not exist; engine Reference loads a local folder "
+            f"model folder {model.path!r} {found}; engine Reference loads a local folder "
             f"with config.json and safetensors, or builtin:tiny{other}"
         )
     return folder

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,6 +16,18 @@ from evalution.results import to_json
 from evalution.samples_file import ResultsNotWrittenError
 from evalution.user_input import parse_path, path_errors, read_result_file
 from evalution_core import ConfigurationError
+
+RESULT_FILES = ("results.json", "parity.json", "fidelity.json", "noise.json")
+"""Names of the results of all kinds, of which a folder holds one."""
+
+
+def check_free(folder: Path, names: Iterable[str]) -> None:
+    """Raise `ConfigurationError` if a folder holds a file of one of these names."""
+    for name in names:
+        if (folder / name).exists():
+            raise ConfigurationError(
+                f"{folder} already holds a {name}; name another --output, or move it away"
+            )
 
 
 class Result(Protocol):
@@ -52,15 +65,12 @@ class ResultFile(Generic[T]):
         """Return the folder that is to hold the file, made if it isn't there.
 
         Raises:
-            ConfigurationError: it can't be made or written, or holds such a file already.
+            ConfigurationError: it can't be made or written, or holds a result already.
         """
         folder = parse_path(os.fspath(output))
         try:
             folder.mkdir(parents=True, exist_ok=True)
-            if (folder / self.name).exists():
-                raise ConfigurationError(
-                    f"{folder} already holds a {self.name}; name another --output, or move it away"
-                )
+            check_free(folder, RESULT_FILES)
             # Before the models: a folder that can't be written must not cost their answers.
             draft = folder / f"{self.name}.part"
             draft.touch()

@@ -22,6 +22,25 @@ def abandoned() -> Iterator[int]:
     os.close(writer)
 
 
+def test_full_disk_behind_the_output_is_a_sentence_and_the_run_is_whole(
+    spec: Any, folder: Path
+) -> None:
+    if not Path("/dev/full").exists():
+        pytest.skip("this system has no /dev/full to write to")
+    command = [sys.executable, "-m", "evalution", "run", "-q", spec(folder), "--output", "out"]
+    with open("/dev/full", "w") as full:
+        done = subprocess.run(
+            command, stdout=full, stderr=subprocess.PIPE, text=True, check=False, cwd=folder
+        )
+    assert (done.returncode, done.stderr) == (
+        1,
+        "error: the output can't be written: No space left on device; files that the command "
+        "wrote are whole\n",
+    )
+    found = json.loads((folder / "out" / "results.json").read_text(encoding="utf-8"))
+    assert found["status"] == "done"
+
+
 def test_command_whose_reader_left_ends_silently_with_its_work_done(
     abandoned: int, spec: Any, folder: Path
 ) -> None:

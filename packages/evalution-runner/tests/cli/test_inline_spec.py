@@ -84,6 +84,37 @@ def test_settings_go_over_those_of_a_spec(command_line: Any, folder: Path, spec:
     assert (test["max_new_tokens"], test["max_rows"]) == (3, 4)
 
 
+def test_setting_is_for_all_tests_of_its_name(command_line: Any, folder: Path) -> None:
+    rows = (folder / "rows.jsonl").read_text(encoding="utf-8")
+    (folder / "other").mkdir()
+    for path in ("other/rows.jsonl", "a.b.jsonl"):
+        (folder / path).write_text(rows, encoding="utf-8")
+    targets = ("rows.jsonl", "other/rows.jsonl", "a.b.jsonl")
+    settings = {
+        "generation.max_new_tokens": 3,
+        "generation.target": "answer",
+        "rows.prompt": "question",
+        "rows-2.max_rows": 2,
+        "a.b.prompt": "answer",
+    }
+    words = [word for key, value in settings.items() for word in ("-s", f"{key}={value}")]
+    done = command_line("run", *targets, "-m", "builtin:tiny", *words, "--print-spec")
+    assert done.returncode == 0, done.stderr
+    shown = ("prompt", "max_new_tokens", "max_rows")
+    assert [
+        tuple(test.get(name) for name in shown) for test in yaml.safe_load(done.stdout)["tests"]
+    ] == [("question", 3, None), ("question", 3, 2), ("answer", 3, None)]
+    done = command_line("run", *targets, "-m", "builtin:tiny", "-s", "row.prompt=q")
+    assert "this run has no 'row'; did you mean 'rows'?" in done.stderr
+
+
+def test_hint_names_the_test_that_lacks_something(command_line: Any, folder: Path) -> None:
+    (folder / "b.jsonl").write_text('{"q": "1", "a": "2"}\n', encoding="utf-8")
+    words = ("-s", "rows.prompt=question", "-s", "rows.target=answer")
+    done = command_line("run", "rows.jsonl", "b.jsonl", "-m", "builtin:tiny", *words)
+    assert "hint: --set b.prompt=" in done.stderr
+
+
 def test_unfinished_line_prints_the_line_that_resumes_it(
     command_line: Any, folder: Path, scenes: str
 ) -> None:
@@ -110,6 +141,10 @@ TINY = ("--model", "builtin:tiny")
 MISTAKES: dict[str, tuple[Sequence[str], Sequence[str]]] = {
     "nothing": ([], ["name a suite or a spec", "evalution run hellaswag --model PATH"]),
     "no model": (["hellaswag"], ["name the model: --model PATH", "builtin:tiny"]),
+    "an address without its scheme": (
+        ["hellaswag", "--model", "localhost:8000"],
+        ["a server's address begins with http://: --model http://localhost:8000"],
+    ),
     "a misspelt suite": (["hellaswg", *TINY], ["'hellaswg'", "did you mean 'hellaswag'?"]),
     "a suite by another name": (["arc-c", *TINY], ["'arc-c'", "did you mean 'arc_challenge'?"]),
     "a suite of lm-eval": (["toxigen_like_task", *TINY], ["toxigen_like_task", LM_EVAL]),

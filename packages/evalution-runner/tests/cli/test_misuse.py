@@ -240,6 +240,38 @@ def test_the_folder_of_a_finished_run(command_line: Any, write: Any) -> None:
     assert command_line(*words, "--fresh").returncode == 0
 
 
+def test_a_file_in_the_place_of_a_page_or_a_schema(command_line: Any, write: Any) -> None:
+    write()
+    assert command_line("run", "spec.yaml", "--output", "out", "--limit", "2").returncode == 0
+    for words, refusal in (
+        (["report", "out", "--output", "out/results.json"], "is there already, and no page"),
+        (["schema", "--output", "rows.jsonl"], "is there already, and no JSON Schema"),
+    ):
+        for _ in range(2):
+            assert_says(command_line(*words), 2, [words[-1], refusal, "another --output"])
+    for words in (["report", "out", "--output", "a.html"], ["schema", "--output", "a.json"]):
+        for _ in range(2):
+            assert command_line(*words).returncode == 0
+
+
+def test_the_folder_of_another_kind_of_result(command_line: Any, write: Any, folder: Path) -> None:
+    write()
+    assert command_line("run", "spec.yaml", "--output", "out", "--limit", "2").returncode == 0
+    done = command_line("noise", "spec.yaml", "--output", "out")
+    assert_says(done, 2, ["out already holds a results.json", "name another --output"])
+    (folder / "noise").mkdir()
+    (folder / "noise" / "noise.json").write_text("{}", encoding="utf-8")
+    done = command_line("run", "spec.yaml", "--output", "noise")
+    assert_says(done, 2, ["noise already holds a noise.json", "name another --output"])
+
+
+def test_a_limit_of_one_text(command_line: Any, write: Any) -> None:
+    write()
+    words = ["--text", "rows.jsonl", "--limit", "2"]
+    done = command_line("fidelity", "spec.yaml", "spec.yaml", *words)
+    assert_says(done, 2, ["--limit counts the rows of suites, and --text is one text"])
+
+
 @pytest.fixture
 def locked(folder: Path) -> Path:
     """A folder that this user can't write into."""

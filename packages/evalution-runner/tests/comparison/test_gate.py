@@ -293,8 +293,13 @@ def test_command_prints_the_checks_and_leaves_with_the_verdicts_status(
     assert done.exit_code == 0
     assert done.output.splitlines()[-1] == "ship: every loss is within its margin (2 checks)"
     assert ElementTree.parse(tmp_path / "gate.xml").getroot().get("tests") == "2"
-    assert call("--loss", "0").exit_code == 4
-    assert json.loads(call("--loss", "0", "--json").stdout)["verdict"] == "undecided"
+    assert call("--loss", "0", "--kl", "1").exit_code == 4
+    found = json.loads(call("--loss", "0", "--kl", "1", "--json").stdout)
+    assert found["verdict"] == "undecided"
+    for option, unjudged in (("--kl", "the two runs"), ("--loss", "the fidelity measurements")):
+        done = call(option, "1")
+        assert done.exit_code == 2
+        assert f"the policy has no margin for {unjudged}: `loss` or `suites`" in done.output
     alone = CliRunner().invoke(app, ["gate", folders[0], "--loss", "1"])
     assert alone.exit_code == 2
     assert "name two runs, the baseline's and the candidate's, not 1" in alone.output

@@ -159,7 +159,9 @@ def _read_sides(folders: Sequence[str]) -> tuple[comparison.Comparison | None, l
 
 
 def report(
-    folders: Annotated[list[str], typer.Argument(metavar="DIR", help="Folders of any results.")],
+    folders: Annotated[
+        list[str], typer.Argument(metavar="DIR", help="Runs, parity checks, fidelity measurements.")
+    ],
     output: Annotated[
         Path, typer.Option(metavar="FILE", help="The page; an older one is replaced.")
     ] = Path("report.html"),

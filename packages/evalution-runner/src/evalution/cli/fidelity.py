@@ -100,6 +100,7 @@ def compare(
     kept = f"{NOTHING_KEPT} without --output" if output is None else _GOES_ON
     with report_errors(debug=debug, kept=kept):
         measure = measuring.measure_fidelity  # before anything is made, as it may lack NumPy
+        _check_limit(text, limit)
         if control is not None and no_control:
             raise ConfigurationError("--control and --no-control exclude each other; take one")
         right = _load_live(candidate, "candidate")
@@ -120,6 +121,11 @@ def compare(
         _show(found, written, as_json=as_json)
 
 
+def _check_limit(text: str | None, limit: int | None) -> None:
+    if text is not None and limit is not None:
+        raise ConfigurationError("--limit counts the rows of suites, and --text is one text")
+
+
 @fidelity.command("record", cls=Command)
 def record(
     reference: Annotated[str, typer.Argument(metavar="REFERENCE", help="The spec to record.")],
@@ -138,6 +144,7 @@ def record(
 ) -> None:
     """Write the distributions of REFERENCE to a file that stands in its place later."""
     with report_errors(debug=debug, kept=_GOES_ON):
+        _check_limit(text, limit)
         spec = _load_live(reference, "side that is recorded")
         windows = measuring.record_reference(
             _pair(spec),

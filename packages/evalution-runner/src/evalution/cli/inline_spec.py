@@ -19,6 +19,7 @@ from evalution.doctor.engine_choice import SERVER, EngineChoice, choose_engine, 
 from evalution.hints import name_engine_options
 from evalution.rows.columns import MissingOptionsError
 from evalution.rows.local import BUILTIN
+from evalution.runs.run_identity import find_free_name
 from evalution.suites.discovery import load_suite
 from evalution.user_input import parse_path
 from evalution.yaml_spec.run_spec import Spec, find_spec, parse_spec
@@ -74,7 +75,11 @@ class SpecDocument:
             if self.path.name:
                 error.args = (f"{self.path}: {error}",)
             elif isinstance(error, MissingOptionsError):
-                rows = next(test["name"] for test in self.content["tests"] if "data" in test)
+                rows = next(
+                    test["name"]
+                    for test in self.content["tests"]
+                    if "data" in test and not test.keys() >= error.proposed.keys()
+                )
                 settings = (
                     shlex.join(["--set", f"{rows}.{option}={column}"])
                     for option, column in error.proposed.items()
@@ -240,32 +245,50 @@ def _apply(content: dict[str, Any], setting: str) -> None:
         value: Any = json.loads(text)
     except ValueError:
         value = text
-    section, *rest = key.split(".")
-    place: Any = content
-    if rest:
-        place = _find_section(content, section, setting)
-    elif section in ("engine", "model"):
-        raise ConfigurationError(f"--set {setting}: write --{section} {text}; {_RULE}")
-    elif section not in _TOP:
-        raise ConfigurationError(f"--set {setting} doesn't say where {section} belongs; {_RULE}")
-    for name in rest[:-1]:
-        inner: Any = place.setdefault(name, {})
-        if not isinstance(inner, dict):
-            raise ConfigurationError(f"--set {setting}: {name} holds no options")
-        place = cast("dict[str, Any]", inner)
-    place[key.rpartition(".")[2]] = value
+    if "." in key:
+        places, rest = _find_sections(content, key, setting)
+    elif key in _TOP:
+        places, rest = [content], [key]
+    elif key in ("engine", "model"):
+        raise ConfigurationError(f"--set {setting}: write --{key} {text}; {_RULE}")
+    else:
+        raise ConfigurationError(f"--set {setting} doesn't say where {key} belongs; {_RULE}")
+    for place in places:
+        options = place
+        for name in rest[:-1]:
+            inner: Any = options.setdefault(name, {})
+            if not isinstance(inner, dict):
+                raise ConfigurationError(f"--set {setting}: {name} holds no options")
+            options = cast("dict[str, Any]", inner)
+        options[rest[-1]] = value
 
 
-def _find_section(content: dict[str, Any], section: str, setting: str) -> Any:
-    """Return the mapping that holds the options of the engine, the model or a suite."""
-    sections = {"engine": content["engine"], "model": content["model"]}
-    for test in reversed(content["tests"]):
-        names = [test.get(key) for key in ("type", "kind", "tasks", "data", "name")]
-        sections |= {PurePath(name).stem: test for name in names if isinstance(name, str)}
-    found = next((name for name in sections if normalize(name) == normalize(section)), None)
-    if found is None:
-        raise ConfigurationError(
-            f"--set {setting}: this run has no {section!r}{did_you_mean(section, sections)} "
-            f"(it has: {', '.join(sections)})"
-        )
-    return sections[found].get("params") or sections[found]
+def _find_sections(
+    content: dict[str, Any], key: str, setting: str
+) -> tuple[list[dict[str, Any]], list[str]]:
+    """Return the mappings that a setting is for, and what of its key follows their name.
+
+    A name may have dots in it. One that several tests have, such as their type, is for all of them;
+    the second of two tests that are called `x` is `x-2` too, as in the results.
+    """
+    sections: dict[str, list[dict[str, Any]]] = {
+        name: [content[name]] for name in ("engine", "model")
+    }
+    for test in content["tests"]:
+        given = (test.get(name) for name in ("name", "data", "tasks", "kind", "type"))
+        names = [PurePath(name).stem for name in given if isinstance(name, str)]
+        for name in dict.fromkeys(
+            [*names, *(find_free_name(first, sections) for first in names[:1])]
+        ):
+            sections.setdefault(name, []).append(test)
+    parts = key.split(".")
+    for end in range(len(parts) - 1, 0, -1):
+        section = ".".join(parts[:end])
+        alike = (name for name in sections if normalize(name) == normalize(section))
+        found = section if section in sections else next(alike, None)
+        if found is not None:
+            return [place.get("params") or place for place in sections[found]], parts[end:]
+    raise ConfigurationError(
+        f"--set {setting}: this run has no {parts[0]!r}{did_you_mean(parts[0], sections)} "
+        f"(it has: {', '.join(sections)})"
+    )

@@ -168,16 +168,23 @@ OutputFileOption = Annotated[
 ]
 
 
-def write_text(text: str, output: Path | None) -> None:
-    """Write `text` to stdout, or into a file whose name is then printed.
+_SCHEMA = b'"$schema"'
+
+
+def write_schema(text: str, output: Path | None) -> None:
+    """Write a JSON Schema to stdout, or into a file whose name is then printed.
 
     Raises:
-        ConfigurationError: the file can't be written.
+        ConfigurationError: the file can't be written, or holds something else than a schema.
     """
     if output is None:
         sys.stdout.write(text)
         return
     try:
+        if output.is_file() and _SCHEMA not in output.read_bytes()[:1000]:
+            raise ConfigurationError(
+                f"{output} is there already, and no JSON Schema; name another --output"
+            )
         output.write_text(text, encoding="utf-8")
     except OSError as error:
         raise ConfigurationError(

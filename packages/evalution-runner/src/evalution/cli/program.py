@@ -181,6 +181,24 @@ def main() -> None:
         # Python flushes once more at its end: that must not fail again.
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
         sys.exit(EXIT_FAILED)
+    except OSError as error:
+        if not _is_stdout_broken():
+            raise
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+        print(
+            f"error: the output can't be written: {error.strerror}; files that the command wrote "
+            "are whole",
+            file=sys.stderr,
+        )
+        sys.exit(EXIT_FAILED)
+
+
+def _is_stdout_broken() -> bool:
+    try:
+        os.write(1, b"\n")
+    except OSError:
+        return True
+    return False
 
 
 def _show_version(wanted: bool) -> None:

@@ -237,6 +237,8 @@ def _format_resume_command(
         words += ["--cache", cache]
     if is_code_allowed():
         words.append("--allow-code")
+    if result.failed:
+        words.append("--retry-failed")
     return mask_text(shlex.join(words))
 
 
@@ -247,8 +249,10 @@ def _show(result: RunResult, again: str | None) -> None:
     for line in (*result.notices, *list_complaints(result)):
         make_console(stderr=True).print(line, style="yellow", soft_wrap=True)
     print(f"results: {result.folder}")
-    if result.status != "done" and again is not None:
-        print(f"to resume: {again}")
+    if again is not None and (result.status != "done" or result.failed):
+        print(
+            f"{'to resume' if result.status != 'done' else 'to ask failed samples again'}: {again}"
+        )
 
 
 class _RunRefusedError(EvalutionError):

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import typer
 
 from evalution.cli.errors import report_errors
-from evalution.cli.options import DebugOption, OutputFileOption, SpecArgument, write_text
+from evalution.cli.options import DebugOption, OutputFileOption, SpecArgument, write_schema
 from evalution.redaction import mask_text
 from evalution.runs.judging import check_judges
 from evalution.runs.preflight import (
@@ -64,4 +64,4 @@ def schema(output: OutputFileOption = None, debug: DebugOption = False) -> None:
         found = make_spec_schema()
         for complaint in found.complaints:
             typer.echo(f"left out: {mask_text(complaint)}", err=True)
-        write_text(json.dumps(found.schema, indent=2, ensure_ascii=False) + "\n", output)
+        write_schema(json.dumps(found.schema, indent=2, ensure_ascii=False) + "\n", output)

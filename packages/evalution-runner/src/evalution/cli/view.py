@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import webbrowser
+from contextlib import suppress
 from threading import Thread
 from typing import Annotated
 
@@ -47,4 +48,5 @@ def view(
             print(f"{url} shows {shown}; Ctrl-C ends it", flush=True)
             if not no_browser:
                 Thread(target=webbrowser.open, args=[url], daemon=True).start()
-            serve(catalog, render_view_page(), bound)
+            with suppress(KeyboardInterrupt):
+                serve(catalog, render_view_page(), bound)

@@ -151,15 +151,18 @@ def decide(
         measurements: fidelity of the candidate.
 
     Raises:
-        ConfigurationError: the policy names a suite or a metric that the baseline lacks, or there
-            is nothing to check.
+        ConfigurationError: the policy names a suite or a metric that the baseline lacks, or has no
+            margin for the runs, or the measurements, that were given.
     """
-    losses = [] if comparison is None else [*_list_losses(policy, comparison)]
-    losses += [loss for found in measurements for loss in _list_distances(policy, found)]
-    if not losses:
+    of_runs = [] if comparison is None else [*_list_losses(policy, comparison)]
+    distances = [loss for found in measurements for loss in _list_distances(policy, found)]
+    unjudged = ["the two runs"] if comparison is not None and not of_runs else []
+    unjudged += ["the fidelity measurements"] if measurements and not distances else []
+    if unjudged or not (losses := [*of_runs, *distances]):
         raise ConfigurationError(
-            "the policy has no margin for what was given: `loss` or `suites` are for runs, `kl`, "
-            "`log_ppl_ratio` and `other_top` for fidelity measurements; for instance --loss 0.01"
+            f"the policy has no margin for {' and '.join(unjudged) or 'what was given'}: `loss` "
+            "or `suites` are for runs, `kl`, `log_ppl_ratio` and `other_top` for fidelity "
+            "measurements; for instance --loss 0.01"
         )
     return Decision([loss.check(len(losses)) for loss in losses])
 

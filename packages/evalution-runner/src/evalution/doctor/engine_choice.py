@@ -19,6 +19,8 @@ from evalution_core.plugins import normalize
 
 SERVER = "OpenAICompatible"
 _URL = ("http://", "https://")
+_ADDRESS = re.compile(r"(localhost|[\w-]+(\.[\w-]+)+):\d+(/.*)?")
+"""Of a server, without http://."""
 _HUB_NAME = re.compile(r"[\w.-]+(/[\w.-]+)?(:[\w.-]+)?")
 _REFERENCE_FAMILIES = ("llama", "qwen2", "qwen3")
 
@@ -126,6 +128,11 @@ def classify_model(model: str) -> ModelKind:
             return _classify_folder(path)
         if path.is_file():
             return _classify_file(path)
+    if _ADDRESS.fullmatch(model):
+        raise ConfigurationError(
+            f"there is no model folder or file {model}; a server's address begins with http://: "
+            f"--model http://{model}"
+        )
     is_path = model.startswith(".") or model.lower().endswith(".gguf")
     if is_path or not _HUB_NAME.fullmatch(model):
         raise ConfigurationError(f"there is no model folder or file {model}")

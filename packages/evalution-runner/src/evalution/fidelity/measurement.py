@@ -61,6 +61,8 @@ LONGEST_WINDOW = 2048
 """Tokens of a window unless somebody asks for another number."""
 TOP = 20
 """Most likely tokens of a position that are compared where a side has no whole rows."""
+_ROUNDED = 1e-6
+"""Nats of KL up to which the rounding of recorded rows counts."""
 _LACKING = (ConfigurationError, EngineUnavailableError, UnsupportedRequestError)
 
 
@@ -198,6 +200,12 @@ class _Measurement:
             candidate.suites,
             None if control is None else control.suites,
         )
+        nearness = overall.candidate.divergence.kl.value
+        if self._reference.session is None and self._reference.top is None and nearness < _ROUNDED:
+            self._notes.append(
+                "the reference was recorded in float16, whose rounding alone makes a KL of about "
+                "1e-7 nats; for differences as small as that, measure against its spec"
+            )
         top = self._reference.top or self._options.top
         return FidelityResult(
             reference=self._reference.describe(),

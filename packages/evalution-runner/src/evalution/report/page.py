@@ -106,6 +106,8 @@ def write_report(
     if not file.name:
         raise ConfigurationError(f"{str(path)!r} names no file for the report; name an --output")
     try:
+        if file.is_file() and not file.read_bytes()[:15].lower().startswith(b"<!doctype html"):
+            raise ConfigurationError(f"{file} is there already, and no page; name another --output")
         replace_file(file, page)
     except OSError as error:
         raise ConfigurationError(

@@ -15,7 +15,7 @@ from evalution.environment import SCORING_POLICY, find_answering_engine
 from evalution.journal.records import AnswerBase, make_answer_base
 from evalution.journal.store import Journal, KnownAnswers
 from evalution.redaction import mask_value
-from evalution.result_file import replace_file
+from evalution.result_file import RESULT_FILES, check_free, replace_file
 from evalution.results import RunResult, SampleResult, SuiteResult, to_json
 from evalution.runs.options import DefaultFolder, RunOptions, parse_output
 from evalution.runs.run_identity import (
@@ -177,7 +177,8 @@ def _check_unfinished(path: Path, *, is_reopened: bool) -> None:
 
 
 def _check_foreign(path: Path) -> None:
-    """Refuse files that have the names of a run's and may be somebody's rows or notes."""
+    """Refuse results of other kinds, and files with a run's names that may be somebody's rows."""
+    check_free(path, set(RESULT_FILES) - {RESULTS})
     if (path / JOURNAL).exists() or "schema_version" in _content(path / RESULTS):
         return
     for name in (RESULTS, SAMPLES):
