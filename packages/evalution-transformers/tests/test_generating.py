@@ -300,7 +300,7 @@ def test_beam_searches_that_were_given_up_are_not_begun(
 
     monkeypatch.setattr(FixedBatches, "_search", count)
     with ENGINES[path].build(Model(str(write_checkpoint()))) as built:
-        stream = built.generate_continuous(beams)
+        stream: Any = built.generate_continuous(beams)
         next(stream)
         stream.close()
         built.generate([GenerationRequest(PROMPTS[0], max_new_tokens=1)])

@@ -283,10 +283,11 @@ def test_a_prefix_outlives_a_reader_that_takes_all_scores_and_leaves(
 
     hook = model.base_model.register_forward_pre_hook(count, with_kwargs=True)
     fed_by: list[int] = []
+    found: list[TokenScore] = []
     try:
         for _ in range(2):
-            fed, found = 0, list[TokenScore]()
-            steps = scorer.score(spans)
+            fed, found = 0, []
+            steps: Any = scorer.score(spans)
             while len(found) < len(spans):
                 found += next(steps)
             steps.close()
