@@ -228,6 +228,7 @@ class RuntimeThread:
             halted.set()
             while not self._closing:
                 self._wakes.get()
+            self._wakes.put(None)  # that the thread sees it
 
         self.post(wait_for_the_end)
         return halted
@@ -290,8 +291,6 @@ class RuntimeThread:
                 return
             for _ in range(len(self._calls)):
                 _resolve(*self._calls.popleft())
-            if self._closing:
-                return
             rest = min([task.step() for task in self._tasks], default=IDLE)
             if rest > 0:
                 with suppress(Empty):
