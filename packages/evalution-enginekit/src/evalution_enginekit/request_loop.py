@@ -173,8 +173,8 @@ class RequestLoop:
         """End all streams, cancel what runs, await `last`, and end the thread.
 
         Any later call waits for that. Called on the loop itself, it doesn't wait; in a fork it does
-        nothing, since the runtime is the other process's, and neither once the interpreter ends,
-        with all threads.
+        nothing, since the runtime is the other process's; nor while the interpreter ends, when no
+        other thread runs.
         """
         if os.getpid() != self._pid or sys.is_finalizing():
             return

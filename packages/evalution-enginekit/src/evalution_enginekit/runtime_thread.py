@@ -237,8 +237,8 @@ class RuntimeThread:
         """End all streams, run `last` on the thread, and end it; any later call waits for that.
 
         Where the thread never ran, `last` runs here. Called on the thread itself, it doesn't wait;
-        in a fork it does nothing, since the runtime is the other process's, and neither once the
-        interpreter ends, with all threads.
+        in a fork it does nothing, since the runtime is the other process's; nor while the
+        interpreter ends, when no other thread runs.
         """
         if os.getpid() != self._pid or sys.is_finalizing():
             return

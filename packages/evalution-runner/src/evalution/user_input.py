@@ -39,6 +39,12 @@ class DamagedResultError(ConfigurationError):
     """A file of results isn't as it was written."""
 
 
+def read_beginning(file: Path, size: int) -> bytes:
+    """Return the first bytes of a file, by which its kind is known."""
+    with file.open("rb") as content:
+        return content.read(size)
+
+
 def read_result_file(file: Path, what: str, newest_schema: int) -> dict[str, Any]:
     """Read a file of results, which is a JSON object with a `schema_version`.
 

@@ -77,12 +77,18 @@ def test_a_metric_by_formulas_names_the_extra_that_it_needs(
         MathVerify().check_target(r"\boxed{1}")
 
 
-def test_a_call_that_is_interrupted_leaves_no_answer_for_the_next(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.fixture
+def slow_module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    """Name of a module that answers calls."""
     (tmp_path / "slow_module.py").write_text(SLOW)
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
-    calls = TimedCalls("slow_module", time_limit_s=60)
+    return "slow_module"
+
+
+def test_a_call_that_is_interrupted_leaves_no_answer_for_the_next(
+    slow_module: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls = TimedCalls(slow_module, time_limit_s=60)
     assert calls.call("a") == "A"
     answers = calls._answers
     with monkeypatch.context() as patch:
@@ -100,12 +106,8 @@ class Interrupted:
         raise KeyboardInterrupt
 
 
-def test_a_call_that_takes_too_long_is_killed_and_the_next_one_answered(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (tmp_path / "slow_module.py").write_text(SLOW)
-    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
-    calls = TimedCalls("slow_module", time_limit_s=0.5)
+def test_a_call_that_takes_too_long_is_killed_and_the_next_one_answered(slow_module: str) -> None:
+    calls = TimedCalls(slow_module, time_limit_s=0.5)
     assert [calls.call(word) for word in ("sleep", "a", "die", "b")] == [None, "A", None, "B"]
     with pytest.raises(RuntimeError, match="python -m no_such_module doesn't start"):
         TimedCalls("no_such_module", time_limit_s=1).call("a")

@@ -17,6 +17,7 @@ from typer.core import TyperCommand
 
 from evalution import user_input
 from evalution.hints import OPTION_HINTS
+from evalution.user_input import read_beginning
 from evalution_core import ConfigurationError
 
 
@@ -181,7 +182,7 @@ def write_schema(text: str, output: Path | None) -> None:
         sys.stdout.write(text)
         return
     try:
-        if output.is_file() and _SCHEMA not in output.read_bytes()[:1000]:
+        if output.is_file() and _SCHEMA not in read_beginning(output, 1000):
             raise ConfigurationError(
                 f"{output} is there already, and no JSON Schema; name another --output"
             )

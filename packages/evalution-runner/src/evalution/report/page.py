@@ -20,7 +20,7 @@ from evalution.result_file import replace_file
 from evalution.results import RunResult
 from evalution.runs.reader import read_run
 from evalution.runs.store import RESULTS
-from evalution.user_input import find_count_problem, format_value, parse_path
+from evalution.user_input import find_count_problem, format_value, parse_path, read_beginning
 from evalution.view.labels import RunLabel, label_runs
 from evalution_core import ConfigurationError
 
@@ -106,7 +106,7 @@ def write_report(
     if not file.name:
         raise ConfigurationError(f"{str(path)!r} names no file for the report; name an --output")
     try:
-        if file.is_file() and not file.read_bytes()[:15].lower().startswith(b"<!doctype html"):
+        if file.is_file() and read_beginning(file, 14).lower() != b"<!doctype html":
             raise ConfigurationError(f"{file} is there already, and no page; name another --output")
         replace_file(file, page)
     except OSError as error:
