@@ -66,7 +66,7 @@ FUZZ = ["uv", "run", "tools/fuzz.py", "--seed", "1", "--seconds", "600"]
 FEWER_EXAMPLES = "--hypothesis-profile=again"
 """For tests that the first light run has tried with more."""
 PUBLISHED = ["uv", "run", "pytest", "-m", "wide", "-n", "0", "tests/test_published.py"]
-"""Not parallel: one index serves all of it. uv has compiled llama.cpp by then."""
+"""Not parallel: one index serves all of it. uv must have compiled llama.cpp before."""
 IN_LANE = "--numprocesses=1"
 """An option of the stage's own pytest: those that its tests start may not know it."""
 LANE_BYTES = 6e9
@@ -379,7 +379,6 @@ def list_light(stages: Stages) -> Iterator[Callable[[], object]]:
     yield run("planted drift", [*pytest, "-m", "wide", "tests/test_planted_drift.py"])
     site = ["uv", "run", "--only-group", "docs", "tools/docs_site.py"]
     yield run("site", site, UV_PROJECT_ENVIRONMENT=str(ROOT / ".venv-docs"))
-    yield run("published", PUBLISHED)
     yield run("fuzz", FUZZ)
     yield run("faults", [*pytest, "-m", "faults", "tests/faults"], **require_light())
     pages = ("first_commands", "git_install", "recording", "release", "standalone_wheels")
@@ -413,6 +412,8 @@ def run_environment(
     pytest, *arguments = test_command(environment, [])
     stages.run(name, [pytest, IN_LANE, *arguments], required(environment), is_beside=True)
     check_types(stages, environment)
+    if name == "gguf":
+        stages.run("published", PUBLISHED, is_beside=True)
     if name == "torch":
         check = [python, "tools/train_tiny_model.py", "--check"]
         stages.run("tiny model", check, is_beside=True)

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import chain
 from typing import Any
 
@@ -98,7 +99,12 @@ def parse_sample(line: bytes) -> SampleResult:
         raise ValueError(f"{type(error).__name__}: {error}") from error
     if problem is not None:
         raise ValueError(problem)
-    return sample
+    held: Mapping[str, Any] = sample.metrics
+    if None not in held.values():
+        return sample
+    # JSON has no infinity.
+    metrics = {name: math.inf if value is None else value for name, value in held.items()}
+    return replace(sample, metrics=metrics)
 
 
 _LARGEST = 10**18

@@ -169,6 +169,8 @@ def test_a_wrong_argument(command_line: Any, write: Any, mistake: str) -> None:
         (["report", "one", "-o", "x"], "there is no option -o: write --output FILE"),
         (["compare", "one"], "Missing argument 'B'"),
         (["doctor", "--patience", "0"], "Invalid value for '--patience'"),
+        (["gate", "a", "b", "--loss", "inf"], "--loss must be a finite number, got inf"),
+        (["parity", "a", "b", "--tolerance", "nan"], "--tolerance"),
     ],
     ids=" ".join,
 )

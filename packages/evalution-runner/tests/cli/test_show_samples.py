@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import tracemalloc
 from pathlib import Path
 from typing import Any
@@ -73,3 +74,14 @@ def test_the_whole_list_as_json_is_one_document(large: Path, command_line: Any) 
     assert every == to_json([found.to_dict() for found in samples], indent=2) + "\n"
     (large / "samples.jsonl").write_bytes(b"")
     assert json.loads(command_line("show", "large", "--samples", "sums", "--json").stdout) == []
+
+
+def test_rows_of_an_impossible_text_are_shown_and_none_is_wrong(
+    large: Path, command_line: Any
+) -> None:
+    impossible = SampleResult("sums", 0, prompt="a", metrics={"ppl": math.inf})
+    (large / "samples.jsonl").write_bytes(to_line(impossible))
+    shown = command_line("show", "large", "--samples", "sums")
+    assert "sums, row 0: ppl inf\n" in shown.stdout
+    refused = command_line("show", "large", "--samples", "sums", "--wrong")
+    assert "calls no sample right or wrong" in refused.stderr

@@ -1,7 +1,9 @@
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Callable
+from dataclasses import asdict
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -11,6 +13,7 @@ import pytest
 import evalution
 from evalution import suites
 from evalution.progress import Progress
+from evalution.results import to_json
 from evalution.runs.progress_file import PROGRESS, ProgressFile, RunState, read_progress
 from evalution.runs.token_record import TokenRecorder
 from evalution.suites.suite import Sample
@@ -95,6 +98,19 @@ def test_file_is_there_while_a_run_goes_on(tmp_path: Path, monkeypatch: pytest.M
 def wait_for(file: Path) -> None:
     while not file.exists():
         os.sched_yield()
+
+
+def test_infinite_score_so_far_leaves_the_file_readable(tmp_path: Path) -> None:
+    file = ProgressFile(Progress())
+    file.open(tmp_path)
+    try:
+        file.sample_finished(1, 0, ("word_perplexity", math.inf))
+        (tmp_path / PROGRESS).write_text(to_json(asdict(file.read())))
+        state = read_progress(tmp_path)
+    finally:
+        file.close()
+    assert state is not None
+    assert (state.suite_done, state.running) == (1, None)
 
 
 @pytest.mark.parametrize("text", ["", "[]", '{"done": "x"}'])

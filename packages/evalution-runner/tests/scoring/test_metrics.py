@@ -97,6 +97,13 @@ def test_an_impossible_text_has_an_infinite_perplexity() -> None:
     assert WeightedPerplexity().of_sample(Measure(-1e6, 1)) == math.inf
 
 
+def test_perplexity_of_long_words_has_no_interval_beyond_all_numbers() -> None:
+    """A Chinese text is one word: its perplexity is e to the power of hundreds."""
+    found = WeightedPerplexity().estimate([Measure(-400.0, 1), Measure(-650.0, 1)])
+    assert found.value == pytest.approx(math.exp(525))
+    assert (found.stderr, found.interval) == (None, None)
+
+
 def accumulator() -> MeasureAccumulator:
     return MeasureAccumulator({"acc": Mean(), "ppl": WeightedPerplexity()})
 

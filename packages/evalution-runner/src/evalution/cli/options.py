@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import logging
+import math
 import re
 import sys
 from collections.abc import Callable, Sequence
@@ -112,10 +113,15 @@ class Command(TyperCommand):
                 ctx.fail(f"there is no option {word}: {advice[word]}")
         words = [*args]  # the parser takes them out of its own list
         try:
-            return super().parse_args(ctx, args)
+            rest = super().parse_args(ctx, args)
         except typer.BadParameter as error:
             error.message = _reword(error, words)
             raise
+        for parameter in self.params:  # versions of click let nan pass every bound
+            value = ctx.params.get(parameter.name)
+            if isinstance(value, float) and not math.isfinite(value):
+                ctx.fail(f"{parameter.opts[0]} must be a finite number, got {value}")
+        return rest
 
     def format_options(self, ctx: Any, formatter: Any) -> None:
         """Write the arguments and options; a type is a placeholder, as N for a whole number."""

@@ -215,8 +215,8 @@ def _find_wrong(suite: SuiteResult, samples: SuiteSamples) -> list[int]:
     # A suite that was cut off has no scores, but its samples do.
     names = list(suite.metrics or columns.metrics)
     for name in names:
-        values = columns.metrics.get(name, ())
-        if is_binary(values):
+        values = columns.metrics.get(name)
+        if values is not None and is_binary(values):
             return [row for row, value in zip(columns.rows, values, strict=True) if value == 0.0]
     raise ConfigurationError(
         f"suite {suite.name!r} calls no sample right or wrong (its metrics: "

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import time
 from collections.abc import Sequence
@@ -157,7 +158,8 @@ class ProgressFile(Progress):
 
     def sample_finished(self, done: int, failed: int, running: Running) -> None:
         state = self._state
-        state.suite_done, state.running = done, running
+        is_finite = running is not None and math.isfinite(running[1])  # as JSON's numbers are
+        state.suite_done, state.running = done, running if is_finite else None
         state.failed = self._failed_before + failed
         self._shown.sample_finished(done, failed, running)
 

@@ -149,7 +149,10 @@ class WeightedPerplexity:
             return Estimate(value, None)
         within = normal_interval(-ratio, spread.stderr, quantile=spread.quantile)
         interval = None if within is None else (_exp(within[0]), _exp(within[1]))
-        return Estimate(value, spread.stderr * value, interval)
+        stderr = spread.stderr * value
+        if math.isinf(stderr) or (interval and math.isinf(interval[1])):
+            return Estimate(value, None)  # the whole text as one word, as in Chinese
+        return Estimate(value, stderr, interval)
 
 
 @dataclass(frozen=True, slots=True)
