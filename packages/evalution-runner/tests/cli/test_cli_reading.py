@@ -80,6 +80,19 @@ def test_a_run_as_json_is_its_file(ran: Any, command_line: Any, folder: Path) ->
     assert shown == written
 
 
+def test_damaged_results_are_written_again_by_the_command_that_the_message_names(
+    ran: Any, command_line: Any, folder: Path
+) -> None:
+    ran("one", "--limit", "6")
+    file = folder / "one" / "results.json"
+    whole = json.loads(file.read_text(encoding="utf-8"))
+    for text in ("{", json.dumps({**whole, "versions": None})):
+        file.write_text(text, encoding="utf-8")
+        assert "--output one --retry-failed` with the run's" in command_line("show", "one").stderr
+        ran("one", "--limit", "6", "--retry-failed")
+        assert "word_perplexity" in command_line("show", "one").stdout
+
+
 def test_a_failed_run_is_shown_with_its_error_and_what_is_finished(
     ran: Any, command_line: Any, folder: Path
 ) -> None:
@@ -102,7 +115,7 @@ def test_a_failed_run_is_shown_with_its_error_and_what_is_finished(
     file.write_text("{", encoding="utf-8")
     damaged = command_line("show", "one").stderr
     assert "one/results.json is not JSON" in damaged
-    assert "hint: `evalution run SPEC --output one` with the run's spec writes it again" in damaged
+    assert "hint: `evalution run SPEC --output one --retry-failed` with the run's spec" in damaged
     result["suites"] = []
     file.write_text(json.dumps(result), encoding="utf-8")
     assert "no suite is finished" in command_line("show", "one").stdout

@@ -143,6 +143,17 @@ def test_score_that_is_no_mean_is_tested_by_signs() -> None:
     assert found.test.p_value == pytest.approx(2 / 2**8)
 
 
+def test_infinite_row_is_worse_than_others() -> None:
+    """The row that one side finds impossible counts; an infinite score has no difference."""
+    left = run([sample(n, 3.0) for n in range(30)], score=3.0, higher_is_better=False)
+    values = [math.inf] * 20 + [2.9] * 10
+    right = run([sample(*each) for each in enumerate(values)], score=math.inf, higher_is_better=False)
+    (found,) = compare(left, right)["s"].metrics
+    assert found.winner == "left"
+    assert found.test is not None
+    assert (found.test.pairs, found.test.left_better, found.test.right_better) == (30, 20, 10)
+
+
 def test_unpaired_rows_are_counted_by_reason() -> None:
     left = [
         sample(0),

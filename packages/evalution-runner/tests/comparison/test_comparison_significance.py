@@ -107,12 +107,14 @@ def test_paired_t_test_has_the_known_values() -> None:
     assert (found.pairs, found.left_better, found.right_better) == (10, 1, 6)
 
 
-def test_differences_without_spread_leave_nothing_to_chance() -> None:
+def test_rows_that_all_differ_alike_are_coins() -> None:
     same = paired_t_test([1.5, 2.5], [1.5, 2.5], higher_is_better=True)
     low, high = mcnemar([1.0, 1.0], [1.0, 1.0], higher_is_better=True).interval or (0, 0)
     assert (same.p_value, same.difference, same.interval) == (1.0, 0.0, (2.5 * low, 2.5 * high))
     shifted = paired_t_test([1.5, 2.5], [2.0, 3.0], higher_is_better=True)
-    assert (shifted.p_value, shifted.difference, shifted.interval) == (0.0, 0.5, None)
+    assert (shifted.p_value, shifted.difference, shifted.interval) == (0.5, 0.5, None)
+    rounded = paired_t_test([0.1, 0.2, 0.3], [0.4, 0.5, 0.6], higher_is_better=True)
+    assert (rounded.p_value, rounded.interval) == (pytest.approx(0.25), None)
 
 
 @pytest.mark.parametrize("test", [mcnemar, paired_t_test, sign_test])

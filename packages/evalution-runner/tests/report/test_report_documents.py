@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from typing import Any
 
 import pytest
 
 from evalution import MetricResult
 from evalution.report.documents import make_documents
-from evalution.samples import to_line
+from evalution.runs.progress_file import PROGRESS, RunState
+from evalution.samples import to_json, to_line
 from evalution.view.labels import find_differing_keys, flatten, label_runs
 
 
@@ -47,6 +49,26 @@ def test_interrupted_run_shows_the_samples_that_it_has(
     assert (score["value"], score["count"], score["is_partial"]) == (0.75, 4, True)
     assert [row["index"] for row in found["samples"]["sums"]] == [0, 1, 2, 3]
     assert found["details"]["A"]["error"] == "interrupted in suite sums"
+    (tmp_path / PROGRESS).write_text(to_json(asdict(RunState(suite="sums"))))
+    [run] = documents(make_run(status="running", folder=tmp_path))["runs"]["runs"]
+    assert run["status"] == "running"
+
+
+def test_score_of_all_rows_at_once_is_not_known_before_its_end(
+    make_run: Any, make_sample: Any, tmp_path: Any
+) -> None:
+    rows = [make_sample(row, metrics={"mcc": 1.0}) for row in range(4)]
+    (tmp_path / "samples.jsonl").write_bytes(b"".join(map(to_line, rows)))
+    found = documents(make_run(status="interrupted", folder=tmp_path))
+    [score] = found["runs"]["runs"][0]["scores"]
+    assert (score["metric"], score["value"], score["count"]) == ("mcc", None, 4)
+
+
+def test_baseline_of_many_runs_is_the_first_with_a_score(
+    make_run: Any, make_suite: Any, make_sample: Any
+) -> None:
+    scored = [make_run(make_suite("sums", [make_sample(0)])) for _ in range(21)]
+    assert [*documents(make_run(status="failed"), *scored)["comparisons"]] == ["B"]
 
 
 @pytest.mark.parametrize(("values", "winner"), [([1.0] * 20, "run"), ([0.0] * 20, "tie")])

@@ -192,6 +192,23 @@ def test_run_that_goes_on_shows_its_progress_and_what_came_last(
     assert read(client, "/api/runs")["runs"][0]["status"] == "interrupted"
 
 
+def test_run_whose_samples_begin_after_its_results_goes_on(
+    client: TestClient, tmp_path: Path
+) -> None:
+    folder = tmp_path / "sub" / "b"
+    samples = (folder / "samples.jsonl").rename(tmp_path / "later")
+    (folder / PROGRESS).write_text(json.dumps(asdict(RunState(suite="more", total=13))))
+    assert read(client, "/api/runs")["runs"][0]["status"] == "running"
+    samples.rename(folder / "samples.jsonl")
+    read(client, "/api/runs")
+    assert read(client, "/api/latest", run="sub/b")["suite"] == "more"
+
+
+def test_run_without_the_suite_stands_beside_nothing(client: TestClient) -> None:
+    page = read(client, "/api/samples", run="sub/b", suite="more", against="a")
+    assert [(row["index"], row["other"]) for row in page["samples"]] == [(0, None), (2, None)]
+
+
 def test_run_is_listed_while_its_model_is_loaded(client: TestClient, tmp_path: Path) -> None:
     folder = tmp_path / "new"
     folder.mkdir()

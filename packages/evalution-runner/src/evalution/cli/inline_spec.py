@@ -119,8 +119,12 @@ def make_document(line: InlineSpec) -> SpecDocument:
     path, content = _read_targets(line)
     for section, key in (("engine", "type"), ("model", "path")):
         content[section] = _open(content.get(section), key)
-    if isinstance(tests := content.get("tests"), list):
-        content["tests"] = [_open(test, "type") for test in cast("list[Any]", tests)]
+    tests: list[Any] = []
+    if is_list := isinstance(content.get("tests"), list):
+        tests = content["tests"] = [_open(test, "type") for test in content["tests"]]
+    sections = [content["engine"], content["model"], *tests]
+    if not (is_list and all(isinstance(section, dict) for section in sections)):
+        parse_spec(content, path)  # which says what it must be
     if line.engine is not None:
         content["engine"] = {"type": line.engine}
     if line.model is not None:

@@ -336,7 +336,7 @@ def _compare_suite(name: str, sides: _Sides, *, with_texts: bool) -> SuiteCompar
         test = None
         if before is not None and after is not None:
             is_mean = all(map(_is_mean, (before, after), (metric, metric), columns))
-            places, values = _pair_values(rows, columns, metric)
+            places, values = _pair_values(rows, columns, metric, is_mean=is_mean)
             own = groups and [groups[place] for place in places]
             test = _test(values, own, is_mean=is_mean, higher_is_better=before.higher_is_better)
             if found.flipped_by is None and test is not None and all(map(is_binary, values)):
@@ -377,17 +377,27 @@ def _find_groups(rows: Pairing, columns: _Columns) -> tuple[Sequence[int] | None
     return (left, "both") if is_same else (None, "neither")
 
 
-def _pair_values(rows: Pairing, columns: _Columns, metric: str) -> tuple[Sequence[int], _Values]:
-    """Return places of pairs that have a finite value on both sides, and the values."""
+def _pair_values(
+    rows: Pairing, columns: _Columns, metric: str, *, is_mean: bool
+) -> tuple[Sequence[int], _Values]:
+    """Return places of pairs that have a value on both sides, and the values.
+
+    An infinite one has no mean, but it is worse than others, which counts where none is asked for.
+    """
+    has_value = math.isfinite if is_mean else _is_number
     found, before, after = array("q"), array("d"), array("d")
     left, right = (side.metrics.get(metric) for side in columns)
     if left is not None and right is not None:
         for place, (here, there) in enumerate(zip(rows.left, rows.right, strict=True)):
-            if math.isfinite(left[here]) and math.isfinite(right[there]):
+            if has_value(left[here]) and has_value(right[there]):
                 found.append(place)
                 before.append(left[here])
                 after.append(right[there])
     return found, (before, after)
+
+
+def _is_number(value: float) -> bool:
+    return not math.isnan(value)
 
 
 def _test(

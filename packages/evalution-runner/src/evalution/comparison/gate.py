@@ -240,11 +240,11 @@ def _list_losses(policy: Policy, comparison: Comparison) -> Iterator[_Loss]:
             )
         found = compared.get(name)
         metrics = {} if found is None else {each.name: each for each in found.metrics}
-        obstacle = (
-            f"the candidate's run lacks the suite; it is {comparison.right.status}"
-            if found is None
-            else _find_obstacle(found.rows, metrics[metric])
-        )
+        if found is None:
+            obstacle = f"the candidate's run lacks the suite; it is {comparison.right.status}"
+        else:
+            obstacle = _find_missing_samples(comparison, name)
+            obstacle = obstacle or _find_obstacle(found.rows, metrics[metric])
         loss = _read_loss(name, metric, margin, metrics.get(metric))
         yield replace(loss, obstacle=obstacle, advisory=rule.advisory)
 
@@ -261,6 +261,13 @@ def _read_loss(suite: str, name: str, margin: float, metric: MetricComparison | 
     freedom = test.pairs - 1.0 if test.freedom is None else test.freedom
     loss = sign * test.difference + 0.0
     return _Loss(suite, name, margin, loss, ends, parts=parts, freedom=freedom, part=part)
+
+
+def _find_missing_samples(comparison: Comparison, name: str) -> str | None:
+    for side, run in (("baseline", comparison.left), ("candidate", comparison.right)):
+        if run[name].samples_file is None and run[name].kept_samples is None:
+            return f"the {side}'s samples.jsonl is missing, so its rows can't be compared"
+    return None
 
 
 def _find_obstacle(rows: Pairing, metric: MetricComparison) -> str | None:

@@ -73,9 +73,8 @@ def paired_t_test(
 ) -> PairedTest:
     """Student's test of the rows' differences (Biometrika 6, 1908), for scores that are a mean.
 
-    Differences that are all the same, but not zero, give p = 0: nothing about them is chance. They
-    have no interval: a few rows that agree say nothing about the width. Where no row differs, it is
-    that of right or wrong rows, times the largest score.
+    If all rows differ alike, the error is zero and says nothing: each row is then a coin, and there
+    is no interval. Where no row differs, it is that of right or wrong rows, times the largest score.
     """
     differences = _list_differences(left, right)
     pairs = len(differences)
@@ -87,11 +86,11 @@ def paired_t_test(
         return PairedTest("paired t", 1, *better, None, mean)
     squares = math.fsum((difference - mean) ** 2 for difference in differences)
     error = math.sqrt(squares / (pairs - 1) / pairs)
-    if error == 0.0:
+    if error <= 1e-12 * abs(mean):
         if mean == 0.0:
             same = _make_interval_of_same(left, pairs)
             return PairedTest("paired t", pairs, *better, 1.0, mean, same)
-        return PairedTest("paired t", pairs, *better, 0.0, mean)
+        return PairedTest("paired t", pairs, *better, coin_p(pairs, 0), mean)
     margin = two_sided_quantile(1 - CONFIDENCE, pairs - 1) * error
     p_value = two_sided_p(mean / error, pairs - 1)
     return PairedTest("paired t", pairs, *better, p_value, mean, (mean - margin, mean + margin))

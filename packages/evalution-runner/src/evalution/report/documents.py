@@ -8,6 +8,7 @@ from typing import Any
 from evalution.comparison.comparison import compare_samples, find_flipped_rows
 from evalution.report.samples import embed_samples
 from evalution.results import RunResult
+from evalution.runs.progress_file import read_progress
 from evalution.samples_file import SAMPLES, SamplesTail
 from evalution.view.comparison import make_comparison
 from evalution.view.documents import RunDetailDocument
@@ -28,15 +29,16 @@ def make_documents(runs: Sequence[RunResult], samples_per_suite: int) -> Mapping
     labels = label_runs(runs)
     viewed = [_view_run(label.letter, run) for label, run in zip(labels, runs, strict=True)]
     listed = {found["id"]: found for found in list_runs(viewed)["runs"]}
+    scored = [run for run in viewed if run.result.suites] or viewed
     compared = {
         base.id: [
             (run.id, compare_samples(base.samples, run.samples, with_texts=False))
             for run in viewed
             if run is not base
         ]
-        for base in viewed[: None if len(viewed) <= _BASELINES else 1]
+        for base in (viewed if len(viewed) <= _BASELINES else scored[:1])
     }
-    flipped = find_flipped_rows(comparison for _, comparison in compared[labels[0].letter])
+    flipped = find_flipped_rows(comparison for _, comparison in compared[scored[0].id])
     rows, counts = embed_samples(viewed, samples_per_suite, flipped)
     return {
         "runs": {"runs": [listed[run.id] for run in viewed]},
@@ -50,6 +52,8 @@ def make_documents(runs: Sequence[RunResult], samples_per_suite: int) -> Mapping
 def _view_run(letter: str, run: RunResult) -> ViewedRun:
     """Return the run with the samples of the suites that it was cut off in."""
     viewed = ViewedRun(letter, run)
+    if run.folder is not None and run.status != "done":
+        viewed.state = read_progress(run.folder)
     file = None if run.folder is None or run.status == "done" else run.folder / SAMPLES
     if file is not None and file.is_file():
         tail = SamplesTail(file)

@@ -38,8 +38,8 @@ def read_run(path: str | os.PathLike[str]) -> RunResult:
     except DamagedResultError as error:
         if file.with_name(JOURNAL).is_file():
             error.add_note(
-                f"hint: `evalution run SPEC --output {file.parent}` with the run's spec writes it "
-                "again; what is in the journal isn't computed again"
+                f"hint: `evalution run SPEC --output {file.parent} --retry-failed` with the run's "
+                "spec writes it again; what is in the journal isn't computed again"
             )
         raise
     result.folder = file.parent

@@ -105,10 +105,8 @@ class RunCatalog:
                 return make_new_run(run, state)
             if entry is None or entry.stamp != stamp:
                 entry = self._entries[run] = _read_entry(run, path, stamp)
-            if isinstance(entry.run, ViewedRun) and entry.tail is not None:
-                entry.run.state = read_progress(path)
-                entry.tail.read_more(_READ_AT_ONCE)
-                entry.run.update(entry.tail)
+            if isinstance(entry.run, ViewedRun) and entry.run.result.status != "done":
+                _follow(entry, entry.run, path)
         except (ConfigurationError, OSError) as error:
             return UnreadableRun(run, f"{path} can't be read: {error}")
         return entry.run
@@ -127,5 +125,14 @@ def _read_entry(run: str, path: Path, stamp: _Stamp) -> _Entry:
         result = read_run(path)
     except ConfigurationError as error:
         return _Entry(stamp, UnreadableRun(run, str(error)))
-    has_tail = result.status != "done" and (path / SAMPLES).is_file()
-    return _Entry(stamp, ViewedRun(run, result), SamplesTail(path / SAMPLES) if has_tail else None)
+    return _Entry(stamp, ViewedRun(run, result))
+
+
+def _follow(entry: _Entry, run: ViewedRun, path: Path) -> None:
+    """Read how far a run is, and what it has added; its samples begin later than its results."""
+    run.state = read_progress(path)
+    if entry.tail is None and (path / SAMPLES).is_file():
+        entry.tail = SamplesTail(path / SAMPLES)
+    if entry.tail is not None:
+        entry.tail.read_more(_READ_AT_ONCE)
+        run.update(entry.tail)

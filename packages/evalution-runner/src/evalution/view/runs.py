@@ -38,6 +38,8 @@ _STATUSES: Mapping[str, RunStatus] = {
     "failed": "failed",
 }
 """Status of a run that nobody is writing, by that in its results."""
+_OF_ALL_ROWS = ("f1", "mcc", "kappa")
+"""Metrics of all rows at once: those of single rows say right or wrong, and have another mean."""
 _NEUTRAL_OPTIONS = ("name", "batch_size", "group")
 
 
@@ -266,7 +268,7 @@ def _make_partial_score(
     metric, values = next(iter(columns.metrics.items()))
     known = [value for value in values if math.isfinite(value)]
     value = low = high = None
-    if known and is_binary(known):
+    if known and is_binary(known) and metric not in _OF_ALL_ROWS:
         value = math.fsum(known) / len(known)
         if not any(columns.groups):
             low, high = wilson_interval(value, len(known))

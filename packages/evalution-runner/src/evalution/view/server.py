@@ -176,8 +176,8 @@ class ViewServer:
             offset=_read_count(asked, "offset", 0),
             limit=_read_count(asked, "limit", 50),
         )
-        other = asked.get("against")
-        against = self._catalog.find(other).view(suite) if other else None
+        other = self._catalog.find(name) if (name := asked.get("against")) else None
+        against = other.view(suite) if other is not None and suite in other.suites else None
         return self._catalog.find(_read_text(asked, "run")).view(suite), query, against
 
 

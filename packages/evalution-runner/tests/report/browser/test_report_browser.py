@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from evalution import MetricResult
+from evalution.report.page import read_folders
 
 Visit = Any
 OpenPage = Callable[..., AbstractContextManager[Visit]]
@@ -40,7 +41,7 @@ def report(
 
     def choices(right: range) -> Any:
         extracted = {"acc": 1, "choices": [HOSTILE, "blue"], "logprobs": [-9.3, -0.2]}
-        tokens = [[[7, "bl", -0.1], [8, "ue", -4.0]]] * 2
+        tokens = [[[7, "bl", -0.1], [8, "ue", -4.0], [None, None, -1.0]]] * 2
         samples = [
             make_sample(
                 index, float(index in right), suite="choices", target="blue",
@@ -144,8 +145,7 @@ def test_first_sentence_says_which_run_is_better(visit: Visit) -> None:
     said = visit.page.locator(".summary li").all_inner_texts()
 
     assert said == [
-        "B beats A on choices by 50 points (p < 0.0001) and on prose by 0.25 ppl (p < 0.0001); "
-        "no clear difference on sums.",
+        "B beats A on choices by 50 points (p < 0.0001); no clear difference on sums and prose.",
         "C and A differ by no more than chance on sums.",
         "C was interrupted: 60 samples.",
     ]
@@ -284,6 +284,74 @@ def test_equal_runs_have_intervals_within_their_range_and_no_plot_of_differences
         visit.go("#/compare")
         assert visit.page.locator(".reading").all_inner_texts() == ["same value"]
         assert visit.page.locator(".plot").count() == 0
+
+
+def test_rows_that_only_one_run_answered_compare_nothing(
+    open_page: OpenPage,
+    write_page: Any,
+    make_run: Any,
+    make_suite: Any,
+    make_sample: Any,
+    tmp_path: Path,
+) -> None:
+    right = [make_sample(row) for row in range(8)]
+    failed = [make_sample(row, 0.0, error="died", prediction=None) for row in range(8)]
+    write_page(make_run(make_suite("sums", right)), make_run(make_suite("sums", failed)))
+    with open_page((tmp_path / "page.html").as_uri()) as visit:
+        (said,) = visit.page.locator(".summary li").all_inner_texts()
+        assert said == "B and A can't be compared on sums, where both answered too few rows."
+
+
+def test_at_most_eight_runs_are_compared_the_last_that_were_chosen(
+    open_page: OpenPage,
+    write_page: Any,
+    make_run: Any,
+    make_suite: Any,
+    make_sample: Any,
+    tmp_path: Path,
+) -> None:
+    whole = [make_run(make_suite("sums", [make_sample(0)])) for _ in range(22)]
+    broken = make_run(status="failed", error={"type": "OSError", "message": "", "suite": None})
+    write_page(broken, *whole)
+    with open_page((tmp_path / "page.html").as_uri()) as visit:
+        assert "A was ended by an error" in visit.page.locator(".summary").inner_text()
+        visit.go("#/compare")
+        pressed = visit.page.locator("[data-key^=compared][aria-pressed=true] .badge")
+        assert "".join(pressed.all_inner_texts()) == "CDEFGHIJ"
+        visit.page.locator("[data-key=compared-M]").click()
+        visit.page.locator("[data-key=compared-M][aria-pressed=true]").wait_for()
+        assert "".join(pressed.all_inner_texts()) == "DEFGHIJM"
+        visit.go("#/compare?baseline=B&runs=C")
+        visit.page.locator("[data-key=compared-C]").click()
+        visit.page.locator("[data-key=compared-C][aria-pressed=false]").wait_for()
+        assert pressed.count() == 0
+
+
+def test_skipping_to_the_content_keeps_the_page(visit: Visit) -> None:
+    visit.go("#/samples?run=A&suite=sums")
+    visit.page.locator("a.skip").focus()
+    visit.page.keyboard.press("Enter")
+    assert visit.page.evaluate("document.activeElement.id") == "content"
+    assert visit.page.url.endswith("#/samples?run=A&suite=sums")
+
+
+def test_section_of_a_report_is_reached_from_any_page(
+    open_page: OpenPage, write_page: Any, make_run: Any, parity_folder: Path, tmp_path: Path
+) -> None:
+    write_page(make_run(), parity=read_folders([str(parity_folder)]).parity)
+    with open_page((tmp_path / "page.html").as_uri()) as visit:
+        visit.go("#/run?run=A")
+        assert not visit.page.locator("#parity").is_visible()
+        visit.page.get_by_role("link", name="Parity").click()
+        visit.wait("#parity")
+        assert visit.page.locator("#parity").is_visible()
+
+
+def test_numbers_of_settings_are_whole_and_tokens_may_lack_a_text(visit: Visit) -> None:
+    shown = visit.page.evaluate("[1e-6, 1234567.89, 3, [0.5, 1e-5]].map(Dom.plain)")
+    assert shown == ["0.000001", "1234567.89", "3", "0.5, 0.00001"]
+    visit.go("#/samples?run=A&suite=choices&index=1")
+    assert "·" in visit.page.locator(".token-chip").all_inner_texts()
 
 
 def test_scores_of_several_steps_are_a_curve(

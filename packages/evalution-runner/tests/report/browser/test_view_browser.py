@@ -144,6 +144,13 @@ def test_run_is_followed_from_the_loading_of_its_model_to_its_end(
         gates.answers.release()
         visit.page.get_by_text("4 of 16 samples").wait_for()
         assert visit.page.locator("details[open]").count() == 1
+        assert visit.page.evaluate("document.activeElement.textContent") == "Scoring policy"
+        visit.page.keyboard.press("Home")
+        visit.page.locator("a.skip").focus()
+        visit.page.keyboard.press("Enter")
+        gates.answers.release()
+        visit.page.get_by_text("5 of 16 samples").wait_for()
+        assert visit.page.url.endswith("#/run?run=new")
         visit.go("")
 
         gates.open()

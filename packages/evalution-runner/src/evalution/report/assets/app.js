@@ -16,10 +16,13 @@
   let last = null;
   let news = "";
 
+  const nameOf = (focused) => focused?.dataset?.key ?? focused?.getAttribute?.("href") ?? focused?.getAttribute?.("aria-label") ?? (focused?.tagName === "SUMMARY" ? focused.textContent : null);
+  const isSelecting = () => !window.getSelection().isCollapsed && place.contains(window.getSelection().anchorNode);
+
   // The element that has the focus keeps it when the page is drawn again.
   function focusAgain(key) {
     if (key === null) return;
-    const found = [...place.querySelectorAll("[data-key]")].find((each) => each.dataset.key === key);
+    const found = [...place.querySelectorAll("[data-key], a, summary, [tabindex]")].find((each) => nameOf(each) === key);
     if (found === undefined || found === document.activeElement) return;
     found.focus({ preventScroll: true });
     if (found.type === "search") found.setSelectionRange(found.value.length, found.value.length);
@@ -54,7 +57,7 @@
     turn += 1;
     const mine = turn;
     const { page, query } = Address.read();
-    const key = document.activeElement?.dataset?.key ?? null;
+    const key = place.contains(document.activeElement) ? nameOf(document.activeElement) : null;
     showNav(page);
     if (sections !== null) sections.hidden = page !== "";
     const isCurrent = () => mine === turn;
@@ -83,8 +86,10 @@
       const runs = await Source.runs();
       if (runs.some(Progress.isUnderWay)) wait = QUICK;
       const found = JSON.stringify(runs);
-      if (found !== news && news !== "" && !document.hidden && FOLLOWED.includes(last)) await show();
-      news = found;
+      if (!isSelecting()) { // what a reader is about to copy stays
+        if (found !== news && news !== "" && !document.hidden && FOLLOWED.includes(last)) await show();
+        news = found;
+      }
       document.getElementById("offline").hidden = true;
     } catch {
       document.getElementById("offline").hidden = false;
@@ -92,7 +97,17 @@
     window.setTimeout(follow, wait);
   }
 
-  window.addEventListener("hashchange", () => { if (/^(#\/|$)/.test(window.location.hash)) show(); });
+  // A report has sections below its first page, which links name without `#/`.
+  window.addEventListener("hashchange", async () => {
+    const { hash } = window.location;
+    const section = /^(#\/|$)/.test(hash) ? null : document.getElementById(hash.slice(1));
+    if (section === null || sections?.hidden) await show();
+    section?.scrollIntoView();
+  });
+  document.querySelector(".skip").addEventListener("click", (event) => {
+    event.preventDefault();
+    document.getElementById("content").focus();
+  });
   document.addEventListener("keydown", (event) => {
     const field = place.querySelector("input[type=search]");
     if (event.key !== "/" || field === null || event.ctrlKey || event.metaKey || event.target.matches?.("input, select, textarea")) return;

@@ -22,8 +22,8 @@ const ComparisonPage = (() => {
     const bases = Source.baselines(runs).map((run) => toggle(run, run === base, "baseline", { baseline: run.id, runs: [...new Set([...others.map((each) => each.id), base.id])].filter((id) => id !== run.id) }));
     const compared = runs.filter((run) => run !== base).map((run) => {
       const isIn = others.includes(run);
-      const ids = isIn ? others.filter((each) => each !== run) : [...others, run];
-      return toggle(run, isIn, "compared", { baseline: base.id, runs: ids.map((each) => each.id) });
+      const ids = (isIn ? others.filter((each) => each !== run) : [...others, run]).map((each) => each.id);
+      return toggle(run, isIn, "compared", { baseline: base.id, runs: ids.length ? ids : [base.id] });
     });
     const group = (title, buttons) => element("fieldset", { class: "choices" }, element("legend", {}, title), buttons);
     return [group("Baseline", bases), runs.length > 2 ? group("Compared with it", compared) : null];
@@ -93,8 +93,9 @@ const ComparisonPage = (() => {
       place.replaceChildren(element("p", { class: "none" }, "A comparison needs two runs with scores."));
       return;
     }
-    const base = runs.find((run) => run.id === query.get("baseline")) ?? runs.reduce((one, run) => (run.at < one.at ? run : one));
-    const asked = query.getAll("runs");
+    const bases = Source.baselines(runs);
+    const base = bases.find((run) => run.id === query.get("baseline")) ?? bases.reduce((one, run) => (run.at < one.at ? run : one));
+    const asked = query.getAll("runs").slice(-MOST); // the last that were pressed
     const others = runs.filter((run) => run !== base && (asked.length === 0 || asked.includes(run.id))).slice(0, MOST);
     const found = await Source.compare(base.id, others.map((run) => run.id));
     const none = found.differences.length === 0 ? element("p", { class: "none" }, "These runs have no suite in common.") : null;

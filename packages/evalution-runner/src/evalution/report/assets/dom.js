@@ -65,8 +65,8 @@ const Dom = (() => {
   function plain(value) {
     if (value === null || value === undefined) return DASH;
     if (typeof value === "string") return value === value.trim() && value !== "" ? value : JSON.stringify(value);
-    if (typeof value === "number") return number(value);
-    if (Array.isArray(value) && value.every((each) => typeof each === "number")) return value.map(number).join(", ");
+    if (typeof value === "number") return Number.isInteger(value) ? number(value) : String(value);
+    if (Array.isArray(value) && value.every((each) => typeof each === "number")) return value.map(plain).join(", ");
     return JSON.stringify(value);
   }
 

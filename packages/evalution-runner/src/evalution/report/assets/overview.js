@@ -125,17 +125,21 @@ const Overview = (() => {
   function conclusion(found, base, run) {
     const mains = found.differences.filter((each) => each.run === run.id && each.main && each.difference !== null);
     if (mains.length === 0) return null;
-    const clear = mains.filter((each) => each.p_value !== null && each.p_value < CLEAR && each.winner !== "tie");
+    const tested = mains.filter((each) => each.p_value !== null);
+    const untested = listed(mains.filter((each) => each.p_value === null).map((each) => each.suite));
+    const clear = tested.filter((each) => each.p_value < CLEAR && each.winner !== "tie");
     const side = (winner) => clear.filter((each) => each.winner === winner).map((each) => `on ${each.suite} ${gap(each)} (${pText(each.p_value)})`);
     const said = [];
     const [won, lost] = [side("run"), side("baseline")];
     if (won.length) said.push(" beats ", Dom.badge(base), ` ${listed(won)}`);
     if (lost.length) said.push(`${won.length ? " and" : ""} is worse than `, Dom.badge(base), ` ${listed(lost)}`);
-    if (said.length === 0) said.push(" and ", Dom.badge(base), ` differ by no more than chance on ${listed(mains.map((each) => each.suite))}`);
-    else if (clear.length < mains.length) {
-      const rest = mains.filter((each) => !clear.includes(each)).map((each) => each.suite);
+    if (tested.length === 0) said.push(" and ", Dom.badge(base));
+    else if (said.length === 0) said.push(" and ", Dom.badge(base), ` differ by no more than chance on ${listed(tested.map((each) => each.suite))}`);
+    else if (clear.length < tested.length) {
+      const rest = tested.filter((each) => !clear.includes(each)).map((each) => each.suite);
       said.push(`; no clear difference on ${listed(rest)}`);
     }
+    if (untested) said.push(`${tested.length ? ";" : ""} can't be compared on ${untested}, where both answered too few rows`);
     return element("li", {}, Dom.badge(run), said, ".");
   }
 
@@ -160,7 +164,8 @@ const Overview = (() => {
     const sentences = [];
     if (scored.length === 1) sentences.push(single(scored[0]));
     else if (scored.length > 1) {
-      const base = scored.find((run) => run.id === query.get("baseline")) ?? scored.reduce((one, run) => (run.at < one.at ? run : one));
+      const bases = Source.baselines(scored);
+      const base = bases.find((run) => run.id === query.get("baseline")) ?? bases.reduce((one, run) => (run.at < one.at ? run : one));
       const others = scored.filter((run) => run !== base);
       const found = await Source.compare(base.id, others.map((run) => run.id));
       sentences.push(...others.map((run) => conclusion(found, base, run)));

@@ -31,7 +31,7 @@ const Progress = (() => {
   function answer(run, suite, sample) {
     const said = sample.error ?? sample.extracted ?? "";
     return element("li", {}, Dom.mark(Dom.verdict(sample)), " ",
-      element("a", { href: Address.make("samples", { run: run.id, suite, which: Dom.verdict(sample), index: sample.index }) }, `row ${sample.index}`),
+      element("a", { href: Address.make("samples", { run: run.id, suite, which: Dom.verdict(sample) === "unjudged" ? null : Dom.verdict(sample), index: sample.index }) }, `row ${sample.index}`),
       element("span", { class: "excerpt" }, sample.prompt.trim().slice(-160)),
       element("span", { class: "pair-line" }, element("b", {}, said), sample.target === null ? "" : " – target ", sample.target === null ? "" : element("b", {}, sample.target)));
   }
@@ -46,7 +46,7 @@ const Progress = (() => {
       bar(progress.done, run.status === "loading" ? null : progress.total, `Progress of ${run.label || run.id}`),
       element("p", { class: "facts-line" }, run.status === "loading" ? "The model is being loaded." : facts(progress)),
       suite,
-      answers.length ? element("h3", {}, "Latest wrong answers") : null,
+      answers.length ? element("h3", {}, found.samples.some((sample) => Dom.verdict(sample) === "unjudged") ? "Latest answers" : "Latest wrong answers") : null,
       answers.length ? element("ul", { class: "latest" }, answers) : null);
   }
 

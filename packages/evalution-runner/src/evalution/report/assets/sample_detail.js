@@ -30,7 +30,7 @@ const SampleDetail = (() => {
   function tokens(found) {
     const made = found.map((token) => {
       const about = token.logprob === null ? "no log-probability" : `log-probability ${token.logprob.toFixed(4)}, ${Dom.percent(Math.exp(token.logprob))}`;
-      const chip = element("span", { class: "token-chip", title: token.id === null ? about : `${about}, id ${token.id}` }, token.text.replaceAll("\n", "↵\n"));
+      const chip = element("span", { class: "token-chip", title: token.id === null ? about : `${about}, id ${token.id}` }, (token.text ?? "·").replaceAll("\n", "↵\n"));
       const heat = token.logprob === null ? 0 : Math.min(1, -token.logprob / COLD);
       chip.style.setProperty("--heat", `${Math.round(heat * 100)}%`);
       return chip;
