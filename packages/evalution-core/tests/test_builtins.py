@@ -48,6 +48,14 @@ def test_an_unknown_name_lists_what_there_is_and_where_tiny_comes_from() -> None
     )
 
 
+@pytest.mark.usefixtures("garden")
+def test_a_module_is_no_builtin_and_is_not_imported(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delitem(sys.modules, "this", raising=False)
+    with pytest.raises(ConfigurationError, match=r"no builtin 'this:d' is installed"):
+        builtin_path("builtin:this:d", "rows/d")
+    assert "this" not in sys.modules
+
+
 def test_without_any_installed_the_message_says_none(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "path", [])
     with pytest.raises(

@@ -23,9 +23,13 @@ def _check_files(found: object, what: str) -> Mapping[str, Path]:
 
 
 BUILTINS = PluginRegistry(
-    "evalution.builtins", "builtin", _check_files, own={"tiny": "evalution-reference"}
+    "evalution.builtins",
+    "builtin",
+    _check_files,
+    own={"tiny": "evalution-reference"},
+    by_module=False,
 )
-"""Every model that comes inside a package."""
+"""Every model that comes inside a package; a spec of a stranger may name it, so it is no module."""
 
 
 def builtin_path(name: str, kind: str) -> Path:

@@ -9,6 +9,7 @@ from evalution.user_input import allow_code
 from evalution.yaml_spec.named_code import check_named_code
 from evalution_core import ConfigurationError
 
+ALIAS = ["antigravity:X"]
 CODE: list[dict[str, Any]] = [
     {"engine": "os:system"},
     {"engine": {"type": "o s : system"}},
@@ -19,6 +20,7 @@ CODE: list[dict[str, Any]] = [
     {"engine": {"type": "SGLang", "sglang_kwargs": {"tool_parser": "tools.py"}}},
     {"engine": {"type": "Transformers", "attn_implementation": "owner/kernel"}},
     {"engine": {"type": "Ray", "runtime_env": {"pip": ["evil"]}}},
+    {"engine": {"type": "RayReplicas", "address": "ray://evil:10001"}},
     {"model": {"path": "m", "trust_remote_code": True}},
     {"tests": ["antigravity:X"]},
     {"tests": [{"type": "suite.py:X"}]},
@@ -28,8 +30,10 @@ CODE: list[dict[str, Any]] = [
     {"tests": [{"type": "gsm8k", "judge": {"engine": {"type": "os:system"}}}]},
     {"against": {"engine": "os:system"}},
     {"backend": {"kind": "os:system"}},
+    {"tests": ALIAS, "model": {"path": "m", "chat_template_kwargs": {"a": ALIAS}}},
 ]
 PLAIN: list[dict[str, Any]] = [
+    {"engine": {"type": "RayReplicas", "address": "auto"}},
     {"engine": "evalution_enginekit.mock:Mock", "model": "owner/name:file.gguf"},
     {"engine": {"type": "acme/VLLM", "vllm_kwargs": {"seed": 1, "worker_cls": None}}},
     {"model": {"path": "m", "trust_remote_code": False, "chat_template_kwargs": {"a": "b.c"}}},

@@ -9,6 +9,7 @@ from evalution_core import ConfigurationError
 
 BOMB = "\n".join(f"a{i}: &a{i} [*a{i - 1}, *a{i - 1}]" for i in range(1, 40))
 """Each list holds the one before it twice: 2 to the 40th values in a kilobyte."""
+LADDER = "\n".join(["a0: &a0 1", *(f"a{i}: &a{i} [*a{i - 1}]" for i in range(1, 60))])
 MERGES = "\n".join(f"a{i}: &a{i} {{<<: [*a{i - 1}, *a{i - 1}], c{i}: 1}}" for i in range(1, 40))
 
 
@@ -60,6 +61,7 @@ def test_yaml_error_names_line_and_column(
     [
         ("[" * 60 + "]" * 60, "is nested too deeply, over 50 levels"),
         ("[" * 5000 + "]" * 5000, "is nested too deeply"),
+        (LADDER, "is nested too deeply, over 50 levels"),
         ("a: " + "9" * 5000, "a number has over 400 characters"),
         ("a: " + ":".join(["59"] * 200), "a number has over 400 characters"),
         ("a: " + ":".join(["59"] * 134) + ".5", "a number has over 400 characters"),

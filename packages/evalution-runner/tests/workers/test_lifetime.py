@@ -111,6 +111,28 @@ def test_workers_end_with_their_parent(
     assert not list(tmp_path.glob("evalution-worker-*"))
 
 
+LOADING = """
+import sys
+sys.path.insert(0, sys.argv[1])
+from evalution.workers import build_supervised
+from evalution_core import Model
+from worker_engines import Unbuildable
+build_supervised(Unbuildable("hang", sys.argv[2]), Model("mock"))
+"""
+
+
+@linux
+def test_worker_that_loads_a_model_ends_with_its_parent(tmp_path: Path, processes: Any) -> None:
+    with subprocess.Popen(
+        [sys.executable, "-c", LOADING, str(HERE), str(tmp_path)], stderr=subprocess.DEVNULL
+    ) as program:
+        while not (files := list(tmp_path.iterdir())):
+            os.sched_yield()
+        (pid,) = (int(file.name) for file in files)
+        program.kill()
+    processes.wait_until_gone(pid)
+
+
 @posix
 def test_session_in_a_fork_is_refused_and_closing_it_there_leaves_the_workers(
     build: Build, engines: Any

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from evalution.workers.jobs import CallJob, PooledStream, make_call_job
+from evalution.workers.jobs import CallJob, PooledStream, StreamItem, make_call_job
 from evalution.workers.wire import (
     Abort,
     BuildFailed,
@@ -110,6 +110,25 @@ def test_nothing_is_placed_while_too_much_is_unread(stage: Any) -> None:
     assert next(source) < 20
 
 
+def test_item_that_was_taken_while_answers_came_is_placed(stage: Any) -> None:
+    """The source took its time for it, and meanwhile too much became unread."""
+    play, chance = stage(1), random.Random(0)
+    stream = PooledStream(
+        play.scheduler.lock, RequestKind.GENERATION, batch_size=2, unread_bound=1, run=1
+    )
+    play.scheduler.open(stream)
+    (worker,) = play.alive
+    for number in range(2):
+        assert play.scheduler.wait_for_room(stream)
+        if number:
+            worker.step(chance)
+        item = StreamItem(pickle.dumps(number), stream=stream, key=number)
+        play.scheduler.place(stream, item)
+    play.scheduler.end_input(stream)
+    worker.step(chance)
+    assert [key for key, _ in stream.results()] == [0, 1]
+
+
 def test_calls_are_answered_by_any_worker(stage: Any) -> None:
     play = stage(2)
     jobs = [make_call_job("identity") for _ in range(2)]
@@ -136,6 +155,22 @@ def test_request_without_progress_ends_its_worker(stage: Any) -> None:
     assert first.is_gone
     play.restart()
     play.alive[0].step(chance)
+
+
+def test_request_that_waits_in_the_session_is_late_only_with_its_stream(stage: Any) -> None:
+    play, chance = stage(1), random.Random(0)
+    stream = play.stream()
+    play.feed(stream, iter(range(3)))
+    (worker,) = play.made
+    worker.read()
+    taken = tuple(item.number for item in worker.worker_streams[0].items)
+    worker.listener.received([Progressed(taken)])
+    play.pass_time(9)
+    worker.step(chance)  # one is answered, another seen at work
+    play.pass_time(9)
+    assert not worker.is_gone, "the third waits for the others"
+    play.pass_time(2)
+    assert worker.is_gone
 
 
 def test_silent_worker_is_ended(stage: Any) -> None:

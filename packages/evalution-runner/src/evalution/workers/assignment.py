@@ -72,6 +72,8 @@ class WorkerStream:
     waiting: set[int] = field(default_factory=set[int])
     """Numbers of items that were sent, and not yet taken by the session."""
     open: dict[int, StreamItem] = field(default_factory=dict[int, StreamItem])
+    progressed: float = 0.0
+    """When the session last took or answered one of them, or was seen at work on it."""
     is_ended: bool = False
     is_aborted: bool = False
 
@@ -166,16 +168,36 @@ class WorkerSlot:
     def note_progress(self, numbers: Sequence[int], now: float) -> None:
         for number in numbers:
             if job := self.in_flight.get(number):
-                job.started = now
+                job.is_running, job.started = job.started is not None, now
         for worker_stream in self.worker_streams.values():
             worker_stream.waiting.difference_update(numbers)
+            if not worker_stream.open.keys().isdisjoint(numbers):
+                worker_stream.progressed = now
 
-    def finish(self, number: int) -> Job | None:
+    def is_late(self, now: float, limit: float) -> bool:
+        """Return whether a job has had no progress for `limit` seconds.
+
+        One that was taken and not seen at work since may wait in the session for those that are, so
+        it isn't late while its stream goes on.
+        """
+        seen = {
+            number: worker_stream.progressed
+            for worker_stream in self.worker_streams.values()
+            for number in worker_stream.open
+        }
+        for number, job in self.in_flight.items():
+            other = 0.0 if job.is_running else seen.get(number, 0.0)
+            if job.started is not None and now - max(job.started, other) > limit:
+                return True
+        return False
+
+    def finish(self, number: int, now: float) -> Job | None:
         """Remove a job that has its last answer."""
         job = self.in_flight.pop(number, None)
         if isinstance(job, StreamItem):
             for worker_stream in self.worker_streams.values():
-                worker_stream.open.pop(number, None)
+                if worker_stream.open.pop(number, None):
+                    worker_stream.progressed = now
                 worker_stream.waiting.discard(number)
         return job
 
@@ -204,7 +226,8 @@ class Assignment:
 
     def has_room(self, stream: PooledStream) -> bool:
         """True if another of the stream's items would go to a worker at once."""
-        return not stream.backlog and self._find_slot(stream) is not None
+        is_open = stream.takes_more and not stream.backlog
+        return is_open and self._find_slot(stream) is not None
 
     def assign(self) -> None:
         """Hand out everything that a free worker can take."""
@@ -252,9 +275,11 @@ class Assignment:
             slot.probe(job, None)
 
     def _find_slot(self, stream: PooledStream) -> WorkerSlot | None:
-        """Return the worker with the fewest of the stream's items that takes another."""
-        if not stream.takes_more:
-            return None
+        """Return the worker with the fewest of the stream's items that takes another.
+
+        An item that was taken from the source is placed however much is unread: the reader wakes
+        the thread that feeds, and no other.
+        """
         best: WorkerSlot | None = None
         fewest = 0
         for slot in self.slots:

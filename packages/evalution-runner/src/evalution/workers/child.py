@@ -273,6 +273,7 @@ def main() -> None:
     _enable_stack_dumps(stacks)
     outbox = Outbox(channel, "evalution worker sender")
     try:
+        _start_thread(lambda: _watch_parent(start, mark, parent), "watch")
         try:
             if start.main:
                 spawn.prepare(start.main)
@@ -283,7 +284,7 @@ def main() -> None:
             outbox.flush(_FLUSH_S)
             return
         _enable_stack_dumps(stacks)  # the build may have taken the signals for itself
-        _start_thread(lambda: _send_heartbeats(outbox, start, stacks, mark, parent), "life")
+        _start_thread(lambda: _send_heartbeats(outbox, start, stacks), "life")
         service = Service(session, outbox)
         outbox.put(service.describe()._replace(environment=environment))
         _serve(channel, service, outbox)
@@ -318,17 +319,25 @@ def _take_channel() -> Channel:
     return Channel(incoming, outgoing)
 
 
-def _send_heartbeats(outbox: Outbox, start: Start, stacks: TextIO, mark: str, parent: int) -> None:
-    """Send heartbeats, and end the process when its parent is gone.
+def _watch_parent(start: Start, mark: str, parent: int) -> None:
+    """End the process when its parent is gone, also while it loads a model.
+
+    The end of the pipe doesn't show it then, nor where another child of the parent's has it open.
+    """
+    pause = threading.Event()
+    while sys.platform == "win32" or os.getppid() == parent:
+        pause.wait(start.beat)
+    _end_as_orphan(start, mark)
+
+
+def _send_heartbeats(outbox: Outbox, start: Start, stacks: TextIO) -> None:
+    """Send heartbeats.
 
     While a native call holds Python's lock, the parent ends the process; without a parent, a
     watchdog of `faulthandler` does.
     """
     pause = threading.Event()
     while True:
-        if sys.platform != "win32" and os.getppid() != parent:
-            # Another child of the parent's may hold the pipe open.
-            _end_as_orphan(start, mark)
         outbox.beat()
         if start.silence is not None:
             faulthandler.dump_traceback_later(2 * start.silence, exit=True, file=stacks)

@@ -26,14 +26,15 @@ _numbers = count()
 class Job(ABC):
     """One thing to answer; all state is under the scheduler's lock.
 
-    `started` is the scheduler's time when the session took it or was last seen at work on it, and
-    `crashes_alone` the number of workers that ended while they ran it and nothing else.
+    `started` is the scheduler's time when the session took it or was last seen at work on it;
+    `is_running` if it was. `crashes_alone` counts the workers that ended while they ran it alone.
     """
 
     payload: bytes
     number: int = field(default_factory=lambda: next(_numbers))
     crashes_alone: int = 0
     started: float | None = None
+    is_running: bool = False
     is_dropped: bool = False
 
     @abstractmethod

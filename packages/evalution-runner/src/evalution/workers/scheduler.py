@@ -211,13 +211,14 @@ class Scheduler:
         match message:
             case Result(number, _, is_last):
                 slot.fruitless_ends = 0
-                job = slot.finish(number) if is_last else slot.in_flight.get(number)
+                if not is_last:
+                    slot.note_progress((number,), self.now)
+                job = slot.finish(number, self.now) if is_last else slot.in_flight.get(number)
                 if job is not None:
-                    job.started = self.now
                     job.deliver(value, is_last=is_last)
             case CallFailed(number):
                 slot.fruitless_ends = 0
-                if job := slot.finish(number):
+                if job := slot.finish(number, self.now):
                     job.fail(value)
             case Progressed(numbers):
                 slot.note_progress(numbers, self.now)
@@ -312,7 +313,7 @@ def _make_error(text: str, end: WorkerExit, job: Job | None = None) -> Evalution
 def _reset(lost: Sequence[Job]) -> None:
     """Prepare jobs to be run again; one whose text was delivered in part fails instead."""
     for job in lost:
-        job.started = None
+        job.started, job.is_running = None, False
         if isinstance(job, StreamItem) and job.has_text:
             text = (
                 "the worker ended after part of the text was streamed, so the request isn't run "

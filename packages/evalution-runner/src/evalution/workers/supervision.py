@@ -230,10 +230,8 @@ class Supervision:
                 "Python's lock, or all its time"
             )
         limit = options.request_timeout
-        if limit is not None:
-            for job in slot.in_flight.values():
-                if job.started is not None and now - job.started > limit:
-                    return f"made no progress for {limit:g} s and was killed"
+        if limit is not None and slot.is_late(now, limit):
+            return f"made no progress for {limit:g} s and was killed"
         return None
 
 

@@ -1,8 +1,8 @@
 """Code that a spec names: it is found before anything is imported, and refused unless allowed.
 
 A spec is data that people send one another. These keys make it run what its author wrote: a module
-of an engine or a suite, another interpreter, code beside a checkpoint or a task, and arguments of
-runtimes that name classes. Names of installed plugins and modules of this project are free.
+of an engine or a suite, another interpreter, code beside a checkpoint or a task, somebody's cluster,
+and arguments of runtimes that name classes. Names of installed plugins and modules of this project are free.
 """
 
 from __future__ import annotations
@@ -48,12 +48,12 @@ def _walk(document: Mapping[str, Any]) -> Iterator[tuple[str, object]]:
     The key of a runtime's argument begins with `kwargs.`. Rows within a spec are left out.
     """
     waiting: list[tuple[str, object]] = [("", document)]
-    seen: set[int] = set()
+    seen: set[tuple[str, int]] = set()
     while waiting:
         key, value = waiting.pop()
         if not isinstance(value, dict | list):
             yield key, value
-        elif (place := id(cast(object, value))) not in seen:
+        elif (place := (key, id(cast(object, value)))) not in seen:
             seen.add(place)
             if key in _CODE and value:
                 yield key, "…"
@@ -73,6 +73,8 @@ def _is_code(key: str, value: object) -> bool:
         return bool(value)
     if name in _PLUGINS:
         return ":" in text and not _OURS.fullmatch(text)
+    if name == "address":  # of a Ray cluster, whose answers are unpickled
+        return text not in ("", "auto", "local")
     if name == "execute":
         return text == "partial"
     if name == "tasks":

@@ -82,7 +82,7 @@ def parse_yaml(text: str, place: str) -> Any:
         node = loader.get_single_node()
         if node is None:
             return None
-        _measure(node, place, {}, 0)
+        _measure(node, place, {})
         return cast(Any, loader.construct_document(node))  # pyright: ignore[reportUnknownMemberType]
     except yaml.YAMLError as error:
         raise ConfigurationError(
@@ -96,30 +96,33 @@ def parse_yaml(text: str, place: str) -> Any:
         raise ConfigurationError(f"{place} holds a value that can't be read: {error}") from None
 
 
-def _measure(node: yaml.Node, place: str, sizes: dict[int, int], depth: int) -> int:
-    """Return the number of values in a node, where each alias counts as what it names.
+def _measure(
+    node: yaml.Node, place: str, known: dict[int, tuple[int, int]], depth: int = 0
+) -> tuple[int, int]:
+    """Return the values and the levels in a node, where each alias counts as what it names.
 
     Raises:
         ConfigurationError: it goes over a limit, or an alias stands inside of what it names.
     """
-    if id(node) in sizes:
-        if not sizes[id(node)]:
-            raise ConfigurationError(f"{place}: an alias (*) stands inside of what it names")
-        return sizes[id(node)]
-    if depth > DEEPEST_YAML:
+    if known.get(id(node)) == (0, 0):
+        raise ConfigurationError(f"{place}: an alias (*) stands inside of what it names")
+    size, height = known.get(id(node), (1, 0))
+    if depth + height > DEEPEST_YAML:
         raise ConfigurationError(_TOO_DEEP.format(place))
-    sizes[id(node)] = 0
-    size = 1
+    if id(node) in known:
+        return size, height
+    known[id(node)] = 0, 0
     for member in _list_members(node):
-        size += _measure(member, place, sizes, depth + 1)
+        values, levels = _measure(member, place, known, depth + 1)
+        size, height = size + values, max(height, levels + 1)
     if size > MOST_YAML_VALUES:
         line = node.start_mark.line + 1
         raise ConfigurationError(
             f"{place}, line {line}: aliases (*) and lists make more than {MOST_YAML_VALUES} values "
             "of it; write fewer"
         )
-    sizes[id(node)] = size
-    return size
+    known[id(node)] = size, height
+    return size, height
 
 
 def _list_members(node: yaml.Node) -> list[yaml.Node]:
