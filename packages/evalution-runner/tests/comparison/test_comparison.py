@@ -147,7 +147,9 @@ def test_infinite_row_is_worse_than_others() -> None:
     """The row that one side finds impossible counts; an infinite score has no difference."""
     left = run([sample(n, 3.0) for n in range(30)], score=3.0, higher_is_better=False)
     values = [math.inf] * 20 + [2.9] * 10
-    right = run([sample(*each) for each in enumerate(values)], score=math.inf, higher_is_better=False)
+    right = run(
+        [sample(*each) for each in enumerate(values)], score=math.inf, higher_is_better=False
+    )
     (found,) = compare(left, right)["s"].metrics
     assert found.winner == "left"
     assert found.test is not None

@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from evalution.journal.records import AnswerBase, make_answer_base, make_cache_key, make_request_key
+from evalution.runs.run_identity import declare_run
 from evalution_core import (
     BaseEngine,
     BaseInferenceSession,
@@ -185,6 +186,17 @@ def test_one_models_answers_never_serve_another(other: AnswerBase) -> None:
 )
 def test_what_changes_no_number_changes_no_key(same: AnswerBase) -> None:
     assert same == BASE
+
+
+def test_options_of_an_engine_in_another_count_as_its_own() -> None:
+    inner = base(Plain(extra=Plain()))
+    assert base(Plain(extra=Plain(threads=4))) == inner
+    assert base(Plain(extra=Plain(dtype="float16"))) != inner
+    assert base(Plain(extra=Other())) != inner
+    record = {"name": "Plain"}
+    declared = declare_run(Plain(extra=Plain()), MODEL, None, record)
+    assert declare_run(Plain(extra=Plain(threads=4)), MODEL, None, record) == declared
+    assert declare_run(Plain(extra=Other()), MODEL, None, record) != declared
 
 
 @pytest.mark.parametrize(

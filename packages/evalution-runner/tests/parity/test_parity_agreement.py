@@ -152,7 +152,7 @@ def test_flip_between_near_ties_is_kept_apart(
     (flip,) = found.flip_list
     assert (flip.row, flip.left, flip.right, flip.is_near_tie) == (7, 0, 1, near)
     assert flip.gap == pytest.approx(left[0] - left[1])
-    told = "decisions that differ and were no ties: 1, over 0"
+    told = "decisions that differ, near ties of choices and texts aside: 1, over 0"
     assert (told in complaints(found, logprob=1.0)) != near
     assert complaints(found, logprob=1.0, decisions=1) == []
 
@@ -217,7 +217,9 @@ def test_greedy_marks_that_differ_are_decisions() -> None:
     right = {(n, 0): scored(-1.0, is_greedy=n != 1) for n in range(3)}
     found = agreed(left, right)
     assert (found.greedy, found.greedy_apart, found.greedy_rows) == (3, 1, [1])
-    assert complaints(found) == ["decisions that differ and were no ties: 1, over 0"]
+    assert complaints(found) == [
+        "decisions that differ, near ties of choices and texts aside: 1, over 0"
+    ]
 
 
 def test_impossible_token_on_one_side_is_reported() -> None:
@@ -316,3 +318,8 @@ def test_answers_become_records() -> None:
 )
 def test_what_can_not_be_compared_is_a_failure(answer: Any, reason: str) -> None:
     assert make_record(answer) == Failed(reason)
+
+
+def test_completion_with_nan_is_no_answer() -> None:
+    answer = GenerationOutput("p", "ab", token_ids=[1, 2], token_logprobs=[-1.0, math.nan])
+    assert make_record(answer) == Failed("a token's log-probability is NaN")

@@ -271,6 +271,18 @@ def test_answers_are_compared_with_those_of_another_run(
     assert found.metrics["position_changed"].value == 0.0
 
 
+def test_rows_that_another_run_has_no_answer_to_are_not_graded(
+    run: Any, panel: Any, tmp_path: Path
+) -> None:
+    run(panel(answer_right), panel(approve), tmp_path / "other")
+    lines = (tmp_path / "other" / "samples.jsonl").read_text().splitlines(keepends=True)
+    kept = [line for line in lines if '"index":5' not in line]
+    (tmp_path / "other" / "samples.jsonl").write_text("".join(kept))
+    pairs = {"rubric": "{first}|{second}", "baseline_run": str(tmp_path / "other")}
+    result = run(panel(answer_right), panel(lambda asked: "VERDICT: TIE"), tmp_path / "r", **pairs)
+    assert (result["rows-judged"].n, result["rows-judged"].errors) == (5, [])
+
+
 @pytest.mark.parametrize(
     ("change", "message"),
     [

@@ -97,6 +97,15 @@ def test_answers_of_drop_are_compared_as_bags(
     assert compare_spans(answer, right) == expected
 
 
+def test_a_judge_of_drop_reads_what_was_answered() -> None:
+    row = {"passage": "p", "question": "?", "answer": {"number": "6", "date": {}, "spans": []}}
+    columns: dict[str, list[Any]] = {"number": [], "date": [], "spans": []}
+    suite = named("drop", data=[{**row, "validated_answers": columns}], num_fewshot=0)
+    (sample,) = suite.samples()
+    score = suite.score(sample, [GenerationOutput("", "Six: 6.")])
+    assert (score.prediction, score.extracted) == ("Six: 6.", {"normalized": "six 6.0"})
+
+
 def test_a_text_of_drop_is_normalized() -> None:
     assert (
         normalize("The well-known  U.S. cost: 3.5 a lot, not $4.5")

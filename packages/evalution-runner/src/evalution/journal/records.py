@@ -252,6 +252,10 @@ def _to_json_value(value: object, objects: list[object]) -> object:
         return value
     if isinstance(value, PurePath):
         return str(value)
+    if isinstance(value, BaseEngine):
+        kind = type(value)
+        options = {name: getattr(value, name) for name in numeric_options(value)}
+        return [f"{kind.__module__}:{kind.__qualname__}", _to_json_value(options, objects)]
     if is_dataclass(value) and not isinstance(value, type):
         shown = [f.name for f in fields(value) if not f.metadata.get(SECRET_FIELD)]
         return {name: _to_json_value(getattr(value, name), objects) for name in shown}

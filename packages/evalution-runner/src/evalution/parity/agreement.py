@@ -70,6 +70,8 @@ def make_record(answer: Output | RequestFailure) -> Record:
     if (fault := find_answer_problem(answer)) is not None:
         return Failed(fault)
     if isinstance(answer, GenerationOutput):
+        if any(map(math.isnan, answer.token_logprobs or ())):
+            return Failed("a token's log-probability is NaN")
         return Generated(
             answer.text,
             _pack_integers(answer.token_ids),

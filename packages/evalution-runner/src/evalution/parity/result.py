@@ -87,7 +87,7 @@ class Tolerance:
 
     `logprob` is the largest difference of one token's log-probability, in nats; a sum may differ by
     as much for each of its tokens. `decisions` is how many choices, greedy marks and texts may
-    differ, ties aside.
+    differ, near ties of choices and texts aside.
     """
 
     logprob: float = 1e-4
@@ -165,8 +165,8 @@ class SuiteParity:
 
     `tokens` spreads |Δlogprob| of single tokens, up to where texts part; None where an engine
     reports none. `sums` spreads it over whole requests. Lists hold the first or worst few,
-    the numbers count all: `flips`, `divergences` and `greedy_apart` leave ties out, which are
-    `near_flips` and `near_divergences`. `sum_per_token` is the largest difference of a sum, divided
+    the numbers count all: `flips` and `divergences` leave ties out, which are `near_flips` and
+    `near_divergences`; of `greedy_apart` it isn't known which are. `sum_per_token` is the largest difference of a sum, divided
     by its tokens. `points` are (left, right) values of tokens, evenly taken, for a plot.
     """
 
@@ -222,7 +222,10 @@ class ParityResult:
         decisions = sum(s.flips + s.greedy_apart + s.divergences for s in self.suites)
         if decisions > self.tolerance.decisions:
             allowed = self.tolerance.decisions
-            found.append(f"decisions that differ and were no ties: {decisions}, over {allowed}")
+            found.append(
+                f"decisions that differ, near ties of choices and texts aside: {decisions}, over "
+                f"{allowed}"
+            )
         return found
 
     def to_dict(self) -> dict[str, Any]:

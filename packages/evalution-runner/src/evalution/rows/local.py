@@ -69,13 +69,15 @@ class Row:
         """A column's value as text.
 
         Raises:
-            ConfigurationError: the row lacks the column, or it holds null, a list or a mapping.
+            ConfigurationError: the row lacks the column, or it holds null, NaN, bytes, a list or a
+                mapping.
         """
-        value = self[column]
+        value: Any = self[column]
         if isinstance(value, str):
             return value
-        if value is None or isinstance(value, list | dict):
-            found = "null" if value is None else f"a {type(value).__name__}"  # pyright: ignore[reportUnknownArgumentType]
+        if value is None or value != value or isinstance(value, list | dict | bytes):
+            names = {None: "null", bytes: "bytes", float: "NaN"}
+            found = names.get(value and type(value)) or f"a {type(value).__name__}"
             raise ConfigurationError(f"{self.place}: column {column!r} holds {found}, not text")
         return str(value)
 

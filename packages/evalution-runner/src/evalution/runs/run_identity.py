@@ -40,13 +40,22 @@ def declare_run(
             "engine": {
                 "name": record["name"] or record.get("session"),
                 "version": record.get("version"),
-                **({} if engine is None else numeric_options(engine)),
+                **({} if engine is None else _declare_options(engine)),
             },
             "model": declared,
             "limit": limit,
             **({} if backend is None else {"backend": backend.to_dict()}),
         }
     )
+
+
+def _declare_options(engine: BaseEngine) -> dict[str, Any]:
+    """Return the numeric options, of an engine that runs another one those of both."""
+    found = numeric_options(engine)
+    for name in found:
+        if isinstance(inner := getattr(engine, name), BaseEngine):
+            found[name] = {"name": type(inner).__name__, **_declare_options(inner)}
+    return found
 
 
 def declare_suite(suite: AnySuite) -> dict[str, Any]:

@@ -56,7 +56,9 @@ class DROP(DatasetRows, GenerationSuite):
         scores = [compare_spans(answer, spans) for spans in right]
         em = max((exact for exact, _ in scores), default=0.0)
         f1 = max((overlap for _, overlap in scores), default=0.0)
-        return Score({"em": Measure(em), "f1": Measure(f1)}, text, {"answer": normalize(answer)})
+        return Score(
+            {"em": Measure(em), "f1": Measure(f1)}, text, {"normalized": normalize(answer)}
+        )
 
 
 def read_answers(row: Row) -> list[Spans]:
