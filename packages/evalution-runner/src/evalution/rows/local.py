@@ -76,8 +76,8 @@ class Row:
         if isinstance(value, str):
             return value
         if value is None or value != value or isinstance(value, list | dict | bytes):
-            names = {None: "null", bytes: "bytes", float: "NaN"}
-            found = names.get(value and type(value)) or f"a {type(value).__name__}"
+            kind = type(cast(object, value)).__name__
+            found = {"NoneType": "null", "bytes": "bytes", "float": "NaN"}.get(kind, f"a {kind}")
             raise ConfigurationError(f"{self.place}: column {column!r} holds {found}, not text")
         return str(value)
 
