@@ -73,8 +73,8 @@ def paired_t_test(
 ) -> PairedTest:
     """Student's test of the rows' differences (Biometrika 6, 1908), for scores that are a mean.
 
-    If all rows differ alike, the error is zero and says nothing: each row is then a coin, without an
-    interval. Where no row differs, it is that of right or wrong rows, times the largest score.
+    If all rows differ alike, the error is zero and says nothing: each row is then a coin, and there
+    is no interval. Where no row differs, it is that of right or wrong rows, times the best score.
     """
     differences = _list_differences(left, right)
     pairs = len(differences)

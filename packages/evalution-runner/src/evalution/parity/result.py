@@ -167,7 +167,8 @@ class SuiteParity:
     reports none. `sums` spreads it over whole requests. Lists hold the first or worst few,
     the numbers count all: `flips` and `divergences` leave ties out, which are `near_flips` and
     `near_divergences`; of `greedy_apart` it isn't known which are. `sum_per_token` is the largest
-    difference of a sum, divided by its tokens. `points` are (left, right) values of tokens, evenly taken, for a plot.
+    difference of a sum, divided by its tokens. `points` are (left, right) values of tokens, evenly
+    taken, for a plot.
     """
 
     name: str

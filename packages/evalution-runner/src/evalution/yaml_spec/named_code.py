@@ -1,8 +1,9 @@
 """Code that a spec names: it is found before anything is imported, and refused unless allowed.
 
 A spec is data that people send one another. These keys make it run what its author wrote: a module
-of an engine or a suite, another interpreter, code beside a checkpoint or a task, somebody's cluster,
-and arguments of runtimes that name classes. Names of installed plugins and modules of this project are free.
+of an engine or a suite, another interpreter, code beside a checkpoint or a task, a cluster, and
+arguments of runtimes that name classes. Names of installed plugins and modules of this project are
+free.
 """
 
 from __future__ import annotations
