@@ -91,6 +91,15 @@ def test_stop_string_aborts_the_request(toys: Any) -> None:
     assert len(runtime.batches) < 12
 
 
+def test_no_name_of_a_request_begins_that_of_another(toys: Any) -> None:
+    """SGLang aborts all requests whose names begin with the one that it is given."""
+    runtime = toys.Stepping()
+    with toys.Served(runtime) as session:
+        session.generate([GenerationRequest("a stop", stop=["stop"])] * 12)
+    assert len(runtime.aborted) == 12
+    assert len({len(name) for name in runtime.aborted}) == 1
+
+
 class Feed:
     """A feed that holds all prompts from the beginning, and cancels what the test names."""
 

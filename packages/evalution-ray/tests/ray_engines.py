@@ -42,6 +42,10 @@ class Troubled(BaseEngine):
 
     capabilities = MOCK_CAPABILITIES
 
+    def describe_runtime(self) -> dict[str, Any]:
+        """Return the version of a runtime that is where EVALUTION_TESTED has it."""
+        return {"version": os.environ.get("EVALUTION_TESTED", "none")}
+
     def build(self, model: Model) -> TroubledSession:
         if self.refuses:
             raise ConfigurationError("planted: no such model")

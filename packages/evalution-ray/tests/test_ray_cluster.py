@@ -193,6 +193,8 @@ def test_environment_that_can_not_be_set_up_is_reported(build: Build, engines: A
 def test_variables_of_the_environment_reach_the_actors(build: Build, engines: Any) -> None:
     session = build(engines.Troubled(), 1, runtime_env={"env_vars": {"EVALUTION_TESTED": "1"}})
     assert session.generate([ask(0)])
+    assert session.environment is not None
+    assert session.environment.software["runtime"] == "1", "that of the node, not of the driver"
 
 
 @pytest.mark.slow

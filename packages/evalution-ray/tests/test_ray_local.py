@@ -153,6 +153,13 @@ def test_address_of_the_environment_is_named_in_the_error(monkeypatch: pytest.Mo
 
 
 @pytest.mark.usefixtures("no_cluster")
+def test_malformed_address_of_the_environment_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RAY_ADDRESS", "http://127.0.0.1:8265")
+    with pytest.raises(ConfigurationError, match=r"^RAY_ADDRESS must be .*; unset it for a clu"):
+        RayReplicas(Mock(), 1).build(MODEL)
+
+
+@pytest.mark.usefixtures("no_cluster")
 def test_unknown_runtime_env_field_is_refused_before_the_start() -> None:
     import ray
 

@@ -261,7 +261,8 @@ class ServingLoop:
         )
 
     def _enter(self, pending: _Pending, request: Any) -> str:
-        name = f"{_NAME}{self._issued}"
+        # No name begins another: SGLang 0.5.23 aborts all whose names begin with the one it is given.
+        name = f"{_NAME}{self._issued:012d}"
         self._issued += 1
         pending.running[name] = request
         self._owners[name] = pending

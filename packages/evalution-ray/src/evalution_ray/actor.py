@@ -8,8 +8,10 @@ import threading
 from collections.abc import Generator, Sequence
 from contextlib import contextmanager
 from importlib import import_module
+from importlib.metadata import version
 from typing import NamedTuple, cast
 
+from evalution.environment import read_environment
 from evalution.workers import (
     BuildFailed,
     Close,
@@ -20,11 +22,13 @@ from evalution.workers import (
     build_session,
     pack_error,
     pack_messages,
+    unpack_engine,
     unpack_messages,
 )
 from evalution_core import EngineUnavailableError
 from evalution_ray.upstream import Notes, Ray
 
+_OWN = ("evalution-ray", "ray")
 _PAUSE_S = 0.01
 """Seconds between two batches: a call costs the driver as much as dozens of answers."""
 
@@ -96,6 +100,9 @@ class SessionActor:
         self._service: Service | None = None
         try:
             session = build_session(what.engine, what.model)
+            # The driver may have another version of the runtime, or none.
+            environment = read_environment(unpack_engine(what.engine))
+            environment.versions.update({name: version(name) for name in _OWN})
         except ImportError as error:
             failure = EngineUnavailableError(
                 f"a node of the cluster can't import what the engine needs: {error}; install it "
@@ -108,7 +115,7 @@ class SessionActor:
             self._outbox.put(BuildFailed(pack_error(error, "building the session")))
             return
         self._service = Service(session, self._outbox)
-        self._outbox.put(self._service.describe())
+        self._outbox.put(self._service.describe()._replace(environment=environment))
         threading.Thread(
             target=self._send_heartbeats, name="evalution actor life", daemon=True
         ).start()

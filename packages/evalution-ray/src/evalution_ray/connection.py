@@ -137,10 +137,12 @@ def _check_reachable(address: str) -> None:
     if address == "auto":
         return
     if not host or "/" in host or not port.isdecimal():
+        named, advice = "option 'address' of engine RayReplicas", "leave it out"
+        if address == os.environ.get(_ADDRESS):
+            named, advice = _ADDRESS, "unset it"
         raise ConfigurationError(
-            f"option 'address' of engine RayReplicas must be 'auto', 'host:port' or "
-            f"'ray://host:port', got {redact_text(address)!r}; leave it out for a cluster of this "
-            "machine"
+            f"{named} must be 'auto', 'host:port' or 'ray://host:port', got "
+            f"{redact_text(address)!r}; {advice} for a cluster of this machine"
         )
     try:
         socket.create_connection((host.strip("[]"), int(port)), _REACH_S).close()

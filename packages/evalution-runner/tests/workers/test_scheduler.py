@@ -17,6 +17,7 @@ from evalution.workers.wire import (
     Item,
     Open,
     Progressed,
+    Ready,
     StreamEnded,
     pack_error,
 )
@@ -25,6 +26,7 @@ from evalution_core import (
     EngineRuntimeError,
     RequestFailure,
     SessionClosedError,
+    SessionInfo,
 )
 from evalution_core.kinds import RequestKind
 
@@ -182,6 +184,18 @@ def test_silent_worker_is_ended(stage: Any) -> None:
     assert not play.made[0].is_gone
     play.pass_time(100)
     assert play.made[0].is_gone
+
+
+def test_workers_of_other_windows_are_refused_also_after_a_restart(stage: Any) -> None:
+    play = stage(2)
+    (slot, _) = play.scheduler.slots
+    info = SessionInfo(frozenset(), 7)
+    play.alive[0].end("was killed by SIGKILL")
+    play.scheduler.now += 1
+    play.supervision._start_workers()
+    play.worker(slot).listener.received([Ready(info, None)])
+    with pytest.raises(EngineRuntimeError, match=r"windows of 7 and None tokens.*set max_model"):
+        play.scheduler.ensure_open()
 
 
 def test_slot_is_given_up_and_then_the_session(stage: Any) -> None:

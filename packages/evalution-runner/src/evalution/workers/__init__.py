@@ -10,7 +10,7 @@ package that runs workers elsewhere makes `Worker`s for a `Supervision`, serves 
 `build_session`, `Service` and `Outbox`, and passes the messages between both as bytes.
 """
 
-from evalution.workers.child import Service, build_session
+from evalution.workers.child import Service, build_session, unpack_engine
 from evalution.workers.interpreter import declare_engine
 from evalution.workers.session import (
     SupervisedSession,
@@ -59,5 +59,6 @@ __all__ = [
     "pack_configuration",
     "pack_error",
     "pack_messages",
+    "unpack_engine",
     "unpack_messages",
 ]

@@ -72,7 +72,7 @@ def build_session(engine: bytes, model: bytes) -> BaseInferenceSession:
 
     The pickles come from the program that started this worker, and from nowhere else.
     """
-    source, weights = _unpack_engine(engine), pickle.loads(model)
+    source, weights = unpack_engine(engine), pickle.loads(model)
     assert isinstance(weights, Model)
     register_secrets(source)
     register_secrets(weights)
@@ -82,7 +82,8 @@ def build_session(engine: bytes, model: bytes) -> BaseInferenceSession:
     return session
 
 
-def _unpack_engine(packed: bytes) -> BaseEngine:
+def unpack_engine(packed: bytes) -> BaseEngine:
+    """Return a pickled engine, or that of a pickled name and options; it comes from as above."""
     source = pickle.loads(packed)
     if isinstance(source, EngineSpec):
         return load_engine(source.kind).from_options(source.params)
@@ -94,7 +95,7 @@ def _describe_environment(packed: bytes) -> Environment | None:
     """Return what an engine runs on here; None for one of the parent's own environment."""
     if not isinstance(pickle.loads(packed), EngineSpec):
         return None
-    return read_environment(_unpack_engine(packed))
+    return read_environment(unpack_engine(packed))
 
 
 class Service:

@@ -26,7 +26,13 @@ from evalution.workers.wire import (
     WorkerExit,
     unpack_error,
 )
-from evalution_core import EngineRuntimeError, EvalutionError, RequestFailure, SessionClosedError
+from evalution_core import (
+    ConfigurationError,
+    EngineRuntimeError,
+    EvalutionError,
+    RequestFailure,
+    SessionClosedError,
+)
 from evalution_core.errors import RemoteCause
 
 _log = logging.getLogger(__name__)
@@ -232,6 +238,7 @@ class Scheduler:
             case Ready():
                 slot.ready = message
                 slot.change(SlotState.READY, self.now)
+                self._compare_windows()
                 self.changed.notify_all()
             case BuildFailed():
                 slot.error = value
@@ -240,6 +247,14 @@ class Scheduler:
                     self.close_errors.append(value)
             case _:
                 raise AssertionError(f"no message of a worker: {message!r}")
+
+    def _compare_windows(self) -> None:
+        """End everything if workers have different windows: scores would depend on the worker."""
+        windows = {slot.ready.info.max_model_len for slot in self.slots if slot.ready is not None}
+        if len(windows) > 1:
+            shown = " and ".join(sorted(map(str, windows)))
+            text = f"workers have windows of {shown} tokens, as their devices have other room"
+            self.fail(ConfigurationError(f"{text}; set max_model_len, the same for all"))
 
     def _end_stream(
         self, slot: WorkerSlot, number: int, error: EvalutionError | None, *, is_fatal: bool
