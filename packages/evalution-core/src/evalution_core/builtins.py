@@ -27,7 +27,7 @@ BUILTINS = PluginRegistry(
     "builtin",
     _check_files,
     own={"tiny": "evalution-reference"},
-    by_module=False,
+    modules=False,
 )
 """Every model that comes inside a package; a spec of a stranger may name it, so it is no module."""
 

@@ -148,7 +148,7 @@ class PluginRegistry(Generic[T]):
         built_in: names and values of plugins that need no entry point; `distribution` has them.
         distribution: where the built-in ones come from.
         own: names of this project, and the requirements that bring them, as a shell needs them.
-        by_module: `package.module:Class` is a name too.
+        modules: `package.module:Class` is a name too.
 
     `aliases` has other words that people use, normalized, and the name that they mean; what follows
     a blank there is advice on its options. `fallback` ends the message on a name that is like no
@@ -166,7 +166,7 @@ class PluginRegistry(Generic[T]):
         built_in: Mapping[str, str] | None = None,
         distribution: str | None = None,
         own: Mapping[str, str] | None = None,
-        by_module: bool = True,
+        modules: bool = True,
     ):
         self.group = group
         self.own = {**dict.fromkeys(built_in or (), distribution or ""), **(own or {})}
@@ -176,7 +176,7 @@ class PluginRegistry(Generic[T]):
         self._check = check
         self._unknown = unknown
         self._unavailable = unavailable
-        self._by_module = by_module
+        self._modules = modules
         known = (built_in or {}).items()
         self._built_in = [PluginEntry(*pair, distribution, None, self) for pair in known]
         self._registered: dict[str, PluginEntry[T]] = {}
@@ -209,7 +209,7 @@ class PluginRegistry(Generic[T]):
             ConfigurationError: nothing has the name; the message lists what there is and what to
                 install. Or two distributions provide it.
         """
-        if ":" in name and self._by_module:
+        if ":" in name and self._modules:
             return PluginEntry(name, name, None, None, self)
         matches = self._match(name, self.entries())
         if not matches:

@@ -261,7 +261,7 @@ class ServingLoop:
         )
 
     def _enter(self, pending: _Pending, request: Any) -> str:
-        # No name begins another: SGLang 0.5.23 aborts all whose names begin with the one it is given.
+        # None begins another: SGLang 0.5.23 aborts all whose names begin with the one that it gets.
         name = f"{_NAME}{self._issued:012d}"
         self._issued += 1
         pending.running[name] = request
