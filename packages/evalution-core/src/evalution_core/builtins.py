@@ -23,12 +23,9 @@ def _check_files(found: object, what: str) -> Mapping[str, Path]:
 
 
 BUILTINS = PluginRegistry(
-    "evalution.builtins",
-    "builtin",
-    _check_files,
-    own={"tiny": "evalution-reference"},
-    modules=False,
+    "evalution.builtins", "builtin", _check_files, own={"tiny": "evalution-reference"}
 )
+BUILTINS.takes_modules = False
 """Every model that comes inside a package; a spec of a stranger may name it, so it is no module."""
 
 

@@ -148,11 +148,11 @@ class PluginRegistry(Generic[T]):
         built_in: names and values of plugins that need no entry point; `distribution` has them.
         distribution: where the built-in ones come from.
         own: names of this project, and the requirements that bring them, as a shell needs them.
-        modules: `package.module:Class` is a name too.
 
     `aliases` has other words that people use, normalized, and the name that they mean; what follows
     a blank there is advice on its options. `fallback` ends the message on a name that is like no
-    other. What engines have of these is the runner's to add.
+    other. What engines have of these is the runner's to add. Without `takes_modules`,
+    `package.module:Class` is no name.
     """
 
     def __init__(
@@ -166,7 +166,6 @@ class PluginRegistry(Generic[T]):
         built_in: Mapping[str, str] | None = None,
         distribution: str | None = None,
         own: Mapping[str, str] | None = None,
-        modules: bool = True,
     ):
         self.group = group
         self.own = {**dict.fromkeys(built_in or (), distribution or ""), **(own or {})}
@@ -176,7 +175,7 @@ class PluginRegistry(Generic[T]):
         self._check = check
         self._unknown = unknown
         self._unavailable = unavailable
-        self._modules = modules
+        self.takes_modules = True
         known = (built_in or {}).items()
         self._built_in = [PluginEntry(*pair, distribution, None, self) for pair in known]
         self._registered: dict[str, PluginEntry[T]] = {}
@@ -209,7 +208,7 @@ class PluginRegistry(Generic[T]):
             ConfigurationError: nothing has the name; the message lists what there is and what to
                 install. Or two distributions provide it.
         """
-        if ":" in name and self._modules:
+        if ":" in name and self.takes_modules:
             return PluginEntry(name, name, None, None, self)
         matches = self._match(name, self.entries())
         if not matches:
