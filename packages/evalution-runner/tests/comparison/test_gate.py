@@ -94,6 +94,14 @@ def test_equal_scores_ship_if_they_are_of_many_rows() -> None:
     assert judge([0.5, 0.25] * 200, [0.5, 0.25] * 200, 0.01).verdict == "ship"
 
 
+def test_file_of_samples_that_is_missing_is_named() -> None:
+    left, right = make_run([1.0] * 9), make_run([1.0] * 9)
+    right.suites[0].kept_samples = None
+    (check,) = decide(Policy(loss=0.1), compare(left, right)).checks
+    assert check.verdict == "undecided"
+    assert check.reason == "the candidate's samples.jsonl is missing, so its rows can't be compared"
+
+
 @pytest.mark.parametrize(
     ("before", "after", "given", "reason"),
     [

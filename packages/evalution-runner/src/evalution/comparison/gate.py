@@ -243,8 +243,9 @@ def _list_losses(policy: Policy, comparison: Comparison) -> Iterator[_Loss]:
         if found is None:
             obstacle = f"the candidate's run lacks the suite; it is {comparison.right.status}"
         else:
-            obstacle = _find_missing_samples(comparison, name)
-            obstacle = obstacle or _find_obstacle(found.rows, metrics[metric])
+            is_tested = metrics[metric].test is not None
+            missing = None if is_tested else _find_missing_samples(comparison, name)
+            obstacle = missing or _find_obstacle(found.rows, metrics[metric])
         loss = _read_loss(name, metric, margin, metrics.get(metric))
         yield replace(loss, obstacle=obstacle, advisory=rule.advisory)
 
