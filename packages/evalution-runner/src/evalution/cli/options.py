@@ -178,21 +178,21 @@ OutputFileOption = Annotated[
 _SCHEMA = b'"$schema"'
 
 
-def write_schema(text: str, output: Path | None) -> None:
-    """Write a JSON Schema to stdout, or into a file whose name is then printed.
+def write_schema(make: Callable[[], str], output: Path | None) -> None:
+    """Make a JSON Schema, and write it to stdout, or into a file whose name is then printed.
 
     Raises:
         ConfigurationError: the file can't be written, or holds something else than a schema.
     """
     if output is None:
-        sys.stdout.write(text)
+        sys.stdout.write(make())
         return
     try:
         if output.is_file() and _SCHEMA not in read_beginning(output, 1000):
             raise ConfigurationError(
                 f"{output} is there already, and no JSON Schema; name another --output"
             )
-        output.write_text(text, encoding="utf-8")
+        output.write_text(make(), encoding="utf-8")
     except OSError as error:
         raise ConfigurationError(
             f"{output} can't be written: {error.strerror}; name another --output"

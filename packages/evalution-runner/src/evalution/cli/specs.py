@@ -60,8 +60,12 @@ def schema(output: OutputFileOption = None, debug: DebugOption = False) -> None:
     It knows all installed engines and suites. An editor with the YAML language server checks and
     completes a spec by it if the spec begins with `# yaml-language-server: $schema=FILE`.
     """
-    with report_errors(debug=debug):
+
+    def make() -> str:
         found = make_spec_schema()
         for complaint in found.complaints:
             typer.echo(f"left out: {mask_text(complaint)}", err=True)
-        write_schema(json.dumps(found.schema, indent=2, ensure_ascii=False) + "\n", output)
+        return json.dumps(found.schema, indent=2, ensure_ascii=False) + "\n"
+
+    with report_errors(debug=debug):
+        write_schema(make, output)
