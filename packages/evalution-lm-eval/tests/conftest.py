@@ -132,6 +132,8 @@ def task_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     task("tiny_first", "choices", 6, CHOICES, **shots, **splits, fewshot_config=first)
     group("tiny_group", **GROUP, aggregate_metric_list=[MEAN])
     group("tiny_outer", task=["tiny_group", "tiny_last_word"], aggregate_metric_list=[MEAN])
+    group("tiny_pair", task=["tiny_others", "tiny_last_word"], aggregate_metric_list=[MEAN])
+    group("tiny_overlap", task=["tiny_group", "tiny_pair"], aggregate_metric_list=[MEAN])
     group("tiny_bundle", task=["tiny_sums", "tiny_prose"])
     group("tiny_mixed", task=["tiny_sums", "tiny_choices"], aggregate_metric_list=[MEAN])
     return folder

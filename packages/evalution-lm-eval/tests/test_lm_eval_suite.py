@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import math
+import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -106,6 +108,44 @@ def test_inner_group_has_scores_beside_the_outer_ones(
     assert set(found.samples[-1].metrics) == {
         *("acc", "acc,tiny_last_word", "perplexity,tiny_last_word"),
     }
+
+
+def test_task_that_groups_share_is_asked_once(
+    session: BaseInferenceSession, task_folder: Path, evaluate: Evaluate
+) -> None:
+    found = evalution.run(session=session, tests=[declare(task_folder, "tiny_overlap")])
+    right = evaluate(EvalutionLM(session=session), "tiny_overlap")
+    suite = found["tiny_overlap"]
+    assert read_scores(suite) == close_to(theirs(right, "tiny_overlap"))
+    for part in ("tiny_group", "tiny_pair", "tiny_others"):
+        assert read_scores(suite, part) == close_to(theirs(right, part)), part
+    assert (suite.n, suite.metrics["acc"].n, suite.metrics["acc,tiny_others"].n) == (48, 48, 12)
+    shared = [s.metrics for s in suite.samples if "acc,tiny_others" in s.metrics]
+    assert all({"acc", "acc,tiny_group", "acc,tiny_pair"} <= set(names) for names in shared)
+
+
+def test_perplexity_of_a_document_may_be_beyond_all_numbers(
+    session: BaseInferenceSession, task_folder: Path, evaluate: Evaluate, tmp_path: Path
+) -> None:
+    rows = tmp_path / "rows.jsonl"
+    word = "".join(chr(0x3042 + (number * 7) % 80) for number in range(200))
+    texts = ["Tom has 3 apples and gets 4. " * 9] * 6 + [word]
+    rows.write_text("".join(json.dumps({"text": text}) + "\n" for text in texts), encoding="utf-8")
+    task = json.loads((task_folder / "tiny_prose.yaml").read_text(encoding="utf-8"))
+    task |= {"task": "tiny_long_word", "dataset_kwargs": {"data_files": {"test": str(rows)}}}
+    file = tmp_path / "tiny_long_word.yaml"
+    file.write_text(json.dumps(task), encoding="utf-8")
+    (suite,) = evalution.run(session=session, tests=[declare(tmp_path, "tiny_long_word")]).suites
+    right = evaluate(EvalutionLM(session=session), str(file))
+    assert (suite.failed, suite.metrics["word_perplexity"].n) == (0, 7)
+    assert read_scores(suite) == close_to(theirs(right, "tiny_long_word"))
+    assert "word_perplexity" not in suite.samples[-1].metrics
+
+
+def test_task_file_added_since_is_found(task_folder: Path, tmp_path: Path) -> None:
+    for name in ("tiny_sums", "tiny_prose"):
+        shutil.copy(task_folder / f"{name}.yaml", tmp_path)
+        assert declare(tmp_path, name).suites()
 
 
 def test_samples_show_prompt_and_filtered_answers(

@@ -23,6 +23,7 @@ from evalution_core import (
 )
 from evalution_reference import Reference
 from evalution_tinker import Tinker
+from evalution_tinker.load import read_attachment
 from evalution_tinker.upstream import align_logprobs, are_greedy, take_tops
 
 tinker: Any = pytest.importorskip("tinker", reason="tinker is not installed")
@@ -324,6 +325,35 @@ def test_handles_of_another_kind_are_refused(handles: Any, message: str) -> None
     with pytest.raises(ConfigurationError, match=wanted) as raised:
         Tinker(tokenizer_path="builtin:tiny").attach(handles)
     raised.match(message)
+
+
+@pytest.mark.parametrize(
+    ("checkpoints", "taken"),
+    [
+        ({}, {"base_model": "m"}),
+        ({"init_from_checkpoint": "tinker://a"}, {"model_path": "tinker://a"}),
+        (
+            {"load_checkpoint_path": "tinker://b", "init_from_checkpoint": "tinker://a"},
+            {"model_path": "tinker://b"},
+        ),
+    ],
+)
+def test_checkpoint_of_the_backend_takes_the_place_of_its_model(
+    checkpoints: dict[str, str], taken: dict[str, str]
+) -> None:
+    class Service:
+        def create_sampling_client(self, **asked: str) -> Any:
+            made.append(asked)
+            return Client()
+
+    class Client:
+        def sample(self) -> None: ...
+
+    made: list[dict[str, str]] = []
+    handles = {"service_client": Service(), "model_name": "m", **checkpoints}
+    found = read_attachment(handles, connect_s=9.0, save_s=9.0)
+    assert made == [taken]
+    assert (found.model, found.base_model) == (next(iter(taken.values())), "m")
 
 
 def test_client_without_a_model_name_needs_a_tokenizer(server: Any) -> None:

@@ -75,6 +75,39 @@ def test_unloadable_model_is_refused(tmp_path: Path) -> None:
         raise AssertionError("there are no handles")
 
 
+@pytest.mark.parametrize(
+    ("params", "field", "trusts"),
+    [
+        ({}, {}, False),
+        ({"trust_remote_code": True}, {}, True),
+        ({}, {"trust_remote_code": True}, True),
+    ],
+)
+def test_code_of_a_checkpoint_is_allowed_by_backend_or_model(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    params: dict[str, bool],
+    field: dict[str, bool],
+    trusts: bool,
+) -> None:
+    import transformers
+
+    asked: list[bool] = []
+
+    def load(name: str, **options: Any) -> Any:
+        asked.append(options["trust_remote_code"])
+        raise OSError("no weights")
+
+    monkeypatch.setattr(transformers.AutoTokenizer, "from_pretrained", load)
+    model = {"name": "org/custom", **field}
+    with (
+        pytest.raises(ConfigurationError, match="can't load org/custom: no weights"),
+        prepare_model("local", model=model, run_dir=tmp_path, params={**CPU, **params}),
+    ):
+        raise AssertionError("there are no handles")
+    assert asked == [trusts]
+
+
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device here")
 def test_missing_device_is_refused(tmp_path: Path) -> None:
     with (

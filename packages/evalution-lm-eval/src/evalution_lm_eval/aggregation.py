@@ -50,14 +50,18 @@ def is_mean(loaded: LoadedTask, metric: str) -> bool:
 def score_alone(loaded: LoadedTask, metric: str, value: Any) -> float | None:
     """Compute the metric of one document alone; None where that says nothing, such as BLEU.
 
-    Of F1 and the Matthews correlation, whether the document is classified rightly.
+    Also None for a perplexity beyond all floats, as the whole task's need not be. Of F1 and the
+    Matthews correlation, whether the document is classified rightly.
     """
     metrics = upstream_metrics()
     aggregate = loaded.task.aggregation().get(metric, metrics.mean)
     if aggregate in (metrics.f1_score, metrics.matthews_corrcoef):
         return float(value[0] == value[1])
     shown = (metrics.mean, metrics.perplexity, metrics.weighted_perplexity, metrics.bits_per_byte)
-    return float(aggregate([value])) if aggregate in shown else None
+    try:
+        return float(aggregate([value])) if aggregate in shown else None
+    except OverflowError:
+        return None
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,7 +112,7 @@ class TaskScores:
 
 def sum_up_group(group: Group, members: Mapping[str, TaskScores]) -> dict[ItemKey, MetricResult]:
     """Return a group's scores by lm-eval; tasks without documents are left out."""
-    names = [task.task_name for task in group.get_all_tasks()]
+    names = dict.fromkeys(task.task_name for task in group.get_all_tasks())
     taken = [members[name] for name in names if members[name].results]
     summed = group.aggregate({scores.loaded.name: scores.to_upstream() for scores in taken})
     found: dict[ItemKey, MetricResult] = {}
@@ -163,7 +167,11 @@ class TaskAccumulator:
         self._bootstrap_iters = bootstrap_iters
         self._begins = [0, *accumulate(loaded.size for loaded in tasks.tasks)]
         self._groups = {
-            loaded.name: [group for group in tasks.groups if loaded.task in group.get_all_tasks()]
+            loaded.name: [
+                group
+                for group in tasks.groups
+                if loaded.name in {task.task_name for task in group.get_all_tasks()}
+            ]
             for loaded in tasks.tasks
         }
         self._values: dict[int, Values | None] = {}

@@ -97,7 +97,10 @@ def load_tasks(options: LmEvalOptions) -> list[LoadedTasks]:
         UnsupportedRequestError: a task needs images or audio.
     """
     manager = _index_tasks(
-        options.include_path, options.include_defaults, json.dumps(dict(options.metadata))
+        options.include_path,
+        options.include_defaults,
+        json.dumps(dict(options.metadata)),
+        _list_files(options.include_path),
     )
     found: list[LoadedTasks] = []
     for name in _resolve_names(manager, options.task_names):
@@ -155,7 +158,9 @@ def _load_member(member: Any, options: LmEvalOptions) -> list[LoadedTasks]:
 
 
 def _load_group(group: Group, options: LmEvalOptions) -> LoadedTasks:
-    tasks = [_prepare_task(task, options) for task in group.get_all_tasks()]
+    # Subgroups may share a task, which lm-eval evaluates once: as the last of them has it.
+    members = {task.task_name: task for task in group.get_all_tasks()}
+    tasks = [_prepare_task(task, options) for task in members.values()]
     kinds = {_find_kind(loaded): loaded.name for loaded in tasks}
     if len(kinds) > 1:
         listed = ", ".join(f"{name} for {kind.value}" for kind, name in kinds.items())
@@ -233,9 +238,23 @@ def _find_kind(loaded: LoadedTask) -> RequestKind:
     return KINDS[asked]
 
 
+def _list_files(include_path: str | None) -> tuple[tuple[str, int], ...]:
+    """List the YAML files below a folder, and when each was changed."""
+    found = Path(include_path).glob("**/*.yaml") if include_path else ()
+    return tuple(sorted((str(path), path.stat().st_mtime_ns) for path in found if path.exists()))
+
+
 @lru_cache(maxsize=4)
-def _index_tasks(include_path: str | None, include_defaults: bool, metadata: str) -> TaskManager:
-    """The index of all tasks, which takes seconds to make for lm-eval's 14,000 files."""
+def _index_tasks(
+    include_path: str | None,
+    include_defaults: bool,
+    metadata: str,
+    files: tuple[tuple[str, int], ...],
+) -> TaskManager:
+    """The index of all tasks, which takes seconds to make for lm-eval's 14,000 files.
+
+    Once `files` are others, or have changed, there is another.
+    """
     return import_module("lm_eval.tasks").TaskManager(
         include_path=include_path,
         include_defaults=include_defaults,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import random
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import ExitStack
 from datetime import UTC, datetime, timedelta
 from typing import Any
@@ -21,6 +21,7 @@ from evalution_openai.client.session import OpenAISession, build_session
 from evalution_openai.engine import OpenAICompatible
 
 Answer = Callable[[httpx.Request], httpx.Response]
+Answers = Answer | Callable[[httpx.Request], Awaitable[httpx.Response]]
 Lie = Callable[[dict[str, Any]], None]
 
 TODAY = datetime(2026, 1, 1, tzinfo=UTC)
@@ -61,7 +62,7 @@ class ScriptedServer:
         self.takes_ids = True
         self.has_template = False
         self.faults: dict[str, deque[Answer]] = {}
-        self.everything: Answer | None = None
+        self.everything: Answers | None = None
         self.lie: Lie | None = None
         self.requests: list[httpx.Request] = []
 
@@ -75,7 +76,8 @@ class ScriptedServer:
         self.requests.append(request)
         path = request.url.path.removeprefix("/v1")
         if self.everything is not None:
-            return self.everything(request)
+            answer = self.everything(request)
+            return answer if isinstance(answer, httpx.Response) else await answer
         if self.faults.get(path):
             return self.faults[path].popleft()(request)
         if path not in self.routes:

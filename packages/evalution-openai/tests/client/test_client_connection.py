@@ -177,6 +177,36 @@ def test_a_key_that_is_not_accepted_stops_the_build(
     assert KEY not in str(caught.value)
 
 
+def test_403_is_about_the_key_until_a_request_was_answered(
+    connect: Callable[..., Any], server: Any, faulty: Any
+) -> None:
+    server.fails("/models", faulty(403, "who are you"))
+    with pytest.raises(ConfigurationError, match="403: who are you; set api_key"):
+        connect()
+    server.fails("/tokenize", faulty(403, "Missing Authentication Token"))  # a gateway's 404
+    session = connect()
+    assert session.describe_execution()["tokenizer"] is None
+    server.fails(PATH, faulty(403, "flagged for violence"))
+    with pytest.raises(InvalidRequestError, match="violence; it answered others, so it refuses"):
+        session.generate([REQUEST])
+    assert session.generate([REQUEST])
+
+
+def test_route_of_special_tokens_may_be_refused(
+    connect: Callable[..., Any], server: Any, faulty: Any
+) -> None:
+    server.fails("/tokenizer_info", faulty(403))
+    assert connect().describe_execution()["tokenizer"] == "server"
+
+
+def test_servers_tokenizer_is_asked_again_like_any_route(
+    session: Any, server: Any, faulty: Any
+) -> None:
+    server.fails("/tokenize", *[faulty(502)] * 3)
+    (output,) = session.generate([GenerationRequest("A new text", max_new_tokens=4)])
+    assert output.finish_reason == "length"
+
+
 def test_a_redirect_is_not_followed(session: Any, server: Any) -> None:
     elsewhere = httpx.Response(307, headers={"location": "https://elsewhere.test/v1/completions"})
     server.fails(PATH, lambda _: elsewhere)
@@ -213,9 +243,50 @@ def test_key_is_sent_and_never_shown(
     assert header not in seen
 
 
-def test_a_key_that_is_not_set_is_named(connect: Callable[..., Any]) -> None:
-    with pytest.raises(ConfigurationError, match="'NO_SUCH_KEY', which isn't set"):
-        connect(api_key_env="NO_SUCH_KEY")
+def test_a_key_that_is_not_set_is_named(
+    connect: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("EMPTY_KEY", "\n")
+    for name in ("NO_SUCH_KEY", "EMPTY_KEY"):
+        with pytest.raises(ConfigurationError, match=f"'{name}', which isn't set"):
+            connect(api_key_env=name)
+
+
+def test_line_break_after_a_key_is_not_part_of_it(
+    connect: Callable[..., Any], server: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("THE_KEY", f"{KEY}\n")
+    connect(api_key_env="THE_KEY", extra_headers={"X-Api-Key": " header-secret-0815\n"})
+    headers = server.requests[0].headers
+    assert (headers["authorization"], headers["x-api-key"]) == (
+        f"Bearer {KEY}",
+        "header-secret-0815",
+    )
+
+
+@pytest.mark.parametrize("secret", [f"{KEY}\nsecond line", f"{KEY}é", f"{KEY}\x7f"])
+@pytest.mark.parametrize(
+    ("option", "named"),
+    [
+        ("api_key", "^option 'api_key' of engine OpenAICompatible"),
+        ("api_key_env", "^the variable 'THE_KEY' in option 'api_key_env' of engine"),
+        ("extra_headers", r"^option 'extra_headers' \('X-Api-Key'\) of engine"),
+    ],
+)
+def test_a_key_that_no_header_can_carry_is_refused_unshown(
+    connect: Callable[..., Any],
+    monkeypatch: pytest.MonkeyPatch,
+    option: str,
+    named: str,
+    secret: str,
+) -> None:
+    if option == "api_key_env":
+        monkeypatch.setenv("THE_KEY", secret)
+    given = {"api_key_env": "THE_KEY", "extra_headers": {"X-Api-Key": secret}}
+    message = f"{named}.* has a line break or another .* give the value without it"
+    with pytest.raises(ConfigurationError, match=message) as caught:
+        connect(**{option: given.get(option, secret)})
+    assert KEY not in str(caught.value)
 
 
 def test_429_lowers_what_is_in_flight_and_answers_raise_it(
@@ -228,6 +299,28 @@ def test_429_lowers_what_is_in_flight_and_answers_raise_it(
     assert session._loop.depth == 4
     session.generate([REQUEST] * 40)
     assert session._loop.depth == 8
+
+
+@pytest.mark.parametrize("timings", [False, True])
+@pytest.mark.parametrize("in_choice", [False, True])
+def test_an_error_within_an_answer_is_one_of_its_status(
+    connect: Callable[..., Any], server: Any, in_choice: bool, timings: bool
+) -> None:
+    session = connect(scoring="none", batch_size=8, timings=timings)
+
+    def refuse(code: int) -> httpx.Response:
+        error = {"error": {"code": code, "message": "said upstream"}}
+        answer = {"choices": [{"text": "", "finish_reason": "error", **error}]}
+        text = json.dumps(answer if in_choice else error)
+        return httpx.Response(200, text=f"data: {text}\n\n" if timings else text)
+
+    server.fails(PATH, lambda _: refuse(429), lambda _: refuse(502))
+    (output,) = session.generate([REQUEST])
+    assert output.finish_reason == "length"
+    assert session._loop.depth == 4, "halved by the 429"
+    server.fails(PATH, lambda _: refuse(400))
+    with pytest.raises(InvalidRequestError, match="/v1/completions answered 400: said upstream"):
+        session.generate([REQUEST])
 
 
 def test_a_broken_answer_is_asked_for_again(session: Any, server: Any) -> None:

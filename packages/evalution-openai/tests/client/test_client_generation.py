@@ -329,6 +329,34 @@ def test_server_side_template_is_rendered_to_ids(connect: Callable[..., Any], se
     assert given.token_logprobs == text.token_logprobs
 
 
+def test_chat_whose_text_has_other_ids_goes_to_the_chat_route(
+    connect: Callable[..., Any], server: Any
+) -> None:
+    """Llama 2's text has a space after each special token, which is encoded as one more."""
+    server.has_template = True
+    server.fails("/detokenize", lambda _: httpx.Response(200, json={"prompt": "<user> Hi there!"}))
+    session = connect()
+    (output,) = session.generate([GenerationRequest(messages=CHAT, max_new_tokens=2)])
+    assert last_body(server, "/chat/completions")["messages"] == CHAT
+    assert output.finish_reason == "length"
+
+
+def test_chat_whose_text_alone_has_other_ids_is_refused(
+    connect: Callable[..., Any], server: Any
+) -> None:
+    """Tokenizers that clean up spaces spoil some texts and no others."""
+    server.has_template = True
+    session = connect()
+    server.fails("/detokenize", lambda _: httpx.Response(200, json={"prompt": "<user>Hi,"}))
+    chat = [GenerationRequest(messages=[{"role": "user", "content": "Hi ,"}], max_new_tokens=2)]
+    with pytest.raises(
+        UnsupportedRequestError, match=r"encodes to others.*set tokenizer_path.*api"
+    ):
+        session.generate(chat)
+    (output,) = session.generate(chat)
+    assert output.prompt == "<user>Hi ,<assistant>"
+
+
 def test_ids_from_vllm_are_decoded_by_the_local_tokenizer(
     connect: Callable[..., Any], server: Any
 ) -> None:
@@ -358,6 +386,41 @@ def test_ids_from_vllm_are_decoded_by_the_local_tokenizer(
     server.fails("/completions", answering(text="hi!", token_ids=ids))
     (output,) = without.generate([GenerationRequest("a", max_new_tokens=9)])
     assert (output.text, output.token_ids) == ("hi!", None)
+
+
+@pytest.mark.parametrize("timings", [False, True])
+def test_a_chat_of_vllm_is_its_text_and_not_its_ids(
+    connect: Callable[..., Any], server: Any, timings: bool
+) -> None:
+    """Its ids include the reasoning, and the first event of its stream has none."""
+    server.owner = "vllm"
+    model = Model("scripted", tokenizer=ByteTokenizer())
+    session = connect(model, api="chat", timings=timings)
+    message = {"content": "hi", "reasoning_content": "hm"}
+    events: list[dict[str, Any]] = [
+        {"delta": {"role": "assistant", "content": ""}, "finish_reason": None},
+        {"delta": {"reasoning_content": "hm"}, "finish_reason": None, "token_ids": [104, 109]},
+        {"delta": {"content": "hi"}, "finish_reason": "stop", "token_ids": [104, 105]},
+    ]
+    lines = "".join(f"data: {json.dumps({'choices': [event]})}\n\n" for event in events)
+    server.fails(
+        "/chat/completions",
+        (lambda _: httpx.Response(200, text=f"{lines}data: [DONE]\n\n"))
+        if timings
+        else answering(message=message, token_ids=[104, 109, 104, 105]),
+    )
+    (output,) = session.generate([GenerationRequest(messages=CHAT, max_new_tokens=9)])
+    assert (output.text, output.runtime["reasoning"]) == ("hi", "hm")
+    assert output.token_ids is None
+
+
+def test_empty_finish_reason_ends_no_stream(textual: Any, server: Any) -> None:
+    pieces = [("He", ""), ("llo", ""), ("!", "length")]
+    events = [{"choices": [{"text": text, "finish_reason": why}]} for text, why in pieces]
+    lines = "".join(f"data: {json.dumps(event)}\n\n" for event in events)
+    server.fails("/completions", lambda _: httpx.Response(200, text=f"{lines}data: [DONE]\n\n"))
+    *_, (_, output) = textual.stream([(0, GenerationRequest("a"))])
+    assert (output.text, output.finish_reason) == ("Hello!", "length")
 
 
 def test_model_name_is_the_given_or_the_first_listed_one(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import gc
 import shutil
 import ssl
@@ -54,6 +55,32 @@ def test_server_that_closes_every_connection_is_named(
     with pytest.raises(EngineUnavailableError, match=r"Server disconnected .* set base_url"):
         connect()
     assert sum(clock.slept) < 5.0
+
+
+def test_server_that_answers_nothing_is_named_without_further_routes(
+    connect: Callable[..., Any], server: Any
+) -> None:
+    async def wait(_: httpx.Request) -> httpx.Response:
+        return await asyncio.Future[httpx.Response]()
+
+    server.everything = wait
+    message = r"nothing is answered at http://server\.test/v1: .* 2 tries.* or timeout_s to the sec"
+    with pytest.raises(EngineUnavailableError, match=message):
+        connect(timeout_s=0.01)
+    assert [request.url.path for request in server.requests] == ["/v1/models"] * 2
+
+
+def test_first_slow_try_to_list_models_is_logged(
+    connect: Callable[..., Any], server: Any, clock: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    def wait(_: httpx.Request) -> httpx.Response:
+        clock.time += 30.0
+        raise httpx.ReadTimeout("slow")
+
+    server.fails("/models", wait)
+    assert connect(scoring="none").describe_execution()["model"] == "scripted"
+    (line,) = caplog.messages
+    assert "/v1/models failed: ReadTimeout: slow; trying again" in line
 
 
 def test_server_without_a_list_of_models_is_used(connect: Callable[..., Any], server: Any) -> None:

@@ -3,12 +3,21 @@
 from __future__ import annotations
 
 import asyncio
+import random
 from typing import Any
 
+import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from evalution_openai.client.retry import AdaptiveConcurrency, RateLimit
+from evalution_core import EngineRuntimeError
+from evalution_openai.client.retry import (
+    AdaptiveConcurrency,
+    RateLimit,
+    RetryableError,
+    RetryState,
+)
+from evalution_openai.engine import OpenAICompatible
 
 
 def test_refusals_of_one_moment_count_once(clock: Any) -> None:
@@ -20,6 +29,16 @@ def test_refusals_of_one_moment_count_once(clock: Any) -> None:
     assert depths == [8], "they were sent before the first refusal came"
     concurrency.note_refusal(sent_at=5.0)
     assert depths == [8, 4]
+
+
+@pytest.mark.parametrize(("retries", "seconds"), [(0, [300.0]), (2, [30.0, 30.0, 300.0])])
+def test_each_try_but_the_last_ends_early(clock: Any, retries: int, seconds: list[float]) -> None:
+    state = RetryState(OpenAICompatible(), retries, clock, random.Random(0), early_s=30.0)
+    found = [state.timeout_s]
+    for _ in range(retries):
+        state.plan_wait(RetryableError(EngineRuntimeError("slow")))
+        found.append(state.timeout_s)
+    assert found == seconds
 
 
 def test_depth_rises_by_one_a_round(clock: Any) -> None:

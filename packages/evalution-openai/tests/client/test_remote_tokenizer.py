@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from evalution_core import EngineRuntimeError
 from evalution_openai.client.tokenizer import RemoteTokenizer
 
 CHAT = [{"role": "user", "content": "say"}]
@@ -29,3 +30,15 @@ def test_special_tokens_are_the_templates_or_the_tokenizers(
     ).chat_template
     assert template is not None
     assert template.render(CHAT) == prompt
+
+
+@pytest.mark.parametrize("field", ["prompt", "text"])
+def test_detokenized_text_is_read_in_the_forms_of_vllm_and_sglang(field: str) -> None:
+    tokenizer = RemoteTokenizer(lambda path, body: {"tokens": [1], field: "say"}, "", None, {})
+    assert tokenizer.decode([1]) == "say"
+
+
+def test_detokenize_without_a_text_is_named() -> None:
+    tokenizer = RemoteTokenizer(lambda path, body: {"tokens": [1]}, "", None, {})
+    with pytest.raises(EngineRuntimeError, match="without a text in 'prompt' or 'text'"):
+        tokenizer.decode([1])

@@ -92,7 +92,8 @@ class Tinker(TinkerOptions, BaseEngine):
 
         `handles` have a `sampling_client`; or a `training_client`, whose weights of this moment
         are saved for the session; or a `service_client` and `model_name`, as the training backend
-        `tinker` prepares them.
+        `tinker` prepares them, whose `load_checkpoint_path`, else `init_from_checkpoint`, takes
+        the place of `model_name`'s weights.
 
         Raises:
             ConfigurationError: the handles are of another kind; names what is accepted and given.

@@ -195,7 +195,8 @@ def read_attachment(handles: object, *, connect_s: float, save_s: float) -> Atta
         )
     given = dict(cast("Mapping[str, Any]", handles))
     base = _read_text(given.get("model_name"))
-    model = _read_text(given.get("load_checkpoint_path")) or base
+    checkpoint = given.get("load_checkpoint_path") or given.get("init_from_checkpoint")
+    model = _read_text(checkpoint) or base
     sampling, training = given.get("sampling_client"), given.get("training_client")
     service = given.get("service_client")
     if sampling is not None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+import math
 import os
 import random
 import re
@@ -22,11 +23,11 @@ from evalution_openai.client.responses import (
     find_tls_error,
     make_error,
     quote,
+    read_choice,
     to_list,
     to_mapping,
 )
 from evalution_openai.client.retry import (
-    BUSY_STATUSES,
     RETRIED_STATUSES,
     AdaptiveConcurrency,
     Clock,
@@ -45,6 +46,7 @@ _TOO_MANY = 429
 _LEAST_SECRET = 8
 _CREDENTIAL = re.compile(r"(?i)auth|cookie|cred|key|pass|secret|sig|token")
 """Names of headers whose values are removed from answers that repeat them."""
+_HEADER = re.compile(r"[\t\x20-\x7e]*")
 _LOG_EVERY_S = 10.0
 _EVENT_FIELDS = frozenset({b"", b"data", b"event", b"id", b"retry"})
 """Names of an event stream's fields; the empty one begins a comment, or ends an event."""
@@ -62,7 +64,8 @@ class ServerConnection:
     `transport`, `clock` and `chance` replace the network, time and jitter in tests.
 
     Raises:
-        ConfigurationError: `base_url` is not a URL, or the variable `api_key_env` isn't set.
+        ConfigurationError: `base_url` is not a URL, the variable `api_key_env` isn't set, or the
+            key or a header has a character that no header can carry.
     """
 
     def __init__(
@@ -78,7 +81,10 @@ class ServerConnection:
         self.concurrency: AdaptiveConcurrency | None = None
         self._options = options
         key = _read_key(options)
-        headers = dict(options.extra_headers)
+        headers = {
+            name: _check_header(text, f"option 'extra_headers' ({name!r})")
+            for name, text in options.extra_headers.items()
+        }
         if key:
             headers.setdefault("Authorization", f"Bearer {key}")
         named = [text for name, text in headers.items() if _CREDENTIAL.search(name)]
@@ -89,6 +95,7 @@ class ServerConnection:
         self._tokens = RateLimit(self.clock, options.tokens_per_minute)
         self._chance = chance or random.Random()
         self._logged_at = float("-inf")
+        self._is_admitted = False  # a request with these credentials was answered
         self._client = httpx.AsyncClient(
             headers=headers,
             timeout=None,
@@ -100,9 +107,11 @@ class ServerConnection:
             mounts=dict.fromkeys(_LOOPBACK),  # a proxy doesn't apply to this machine
         )
 
-    async def get(self, url: str, *, max_retries: int | None = None) -> Any:
-        """Return the JSON answer to a GET; raises like `post`."""
-        return await self._request("GET", url, None, await self._begin(0, max_retries))
+    async def get(
+        self, url: str, *, max_retries: int | None = None, early_s: float = math.inf
+    ) -> Any:
+        """Return the JSON answer to a GET; raises like `post`. `early_s` as in `RetryState`."""
+        return await self._request("GET", url, None, await self._begin(0, max_retries, early_s))
 
     async def post(
         self,
@@ -159,14 +168,17 @@ class ServerConnection:
         while True:
             try:
                 async with self._try(method, url, body, state) as response:
-                    return _json(self._clean(await _read(response)), url)
+                    answer = _json(self._clean(await _read(response)), url)
+                    self._check_error(answer, response.request.url.path, body)
+                    return answer
             except RetryableError as failure:
                 await self._wait(state, failure)
 
     async def _wait(self, state: RetryState, failure: RetryableError) -> None:
         """Wait for the next try; log now and then what is waited for, as it may take minutes."""
         seconds, now = state.plan_wait(failure), self.clock.now()
-        if state.failed > 1 and now - self._logged_at >= _LOG_EVERY_S:
+        is_worth_it = state.failed > 1 or state.waited_s >= _LOG_EVERY_S
+        if is_worth_it and now - self._logged_at >= _LOG_EVERY_S:
             self._logged_at = now
             most = state.limit_retries(failure)
             _log.warning(
@@ -174,12 +186,14 @@ class ServerConnection:
             )
         await self.clock.sleep(seconds)
 
-    async def _begin(self, tokens: int, max_retries: int | None = None) -> RetryState:
+    async def _begin(
+        self, tokens: int, max_retries: int | None = None, early_s: float = math.inf
+    ) -> RetryState:
         await self._requests.take()
         await self._tokens.take(tokens)
         limit = self._options.max_retries
         retries = limit if max_retries is None else min(max_retries, limit)
-        return RetryState(self._options, retries, self.clock, self._chance)
+        return RetryState(self._options, retries, self.clock, self._chance, early_s)
 
     @asynccontextmanager
     async def _try(
@@ -200,31 +214,50 @@ class ServerConnection:
                 self._client.stream(method, url, json=body) as response,
             ):
                 if not response.is_success:
-                    await self._raise_error(response, body, sent_at)
+                    await self._raise_error(response, body)
                 yield response
+        except RetryableError as failure:
+            if failure.status == _TOO_MANY and self.concurrency is not None:
+                self.concurrency.note_refusal(sent_at)
+            raise
         except (httpx.TransportError, httpx.DecodingError, TimeoutError) as error:
             if (unsafe := find_tls_error(error, url)) is not None:
                 raise unsafe from error
             what = quote(redact_text(str(error), self._secrets)) or "no answer in time"
             failed = f"{httpx.URL(url).path} failed: {type(error).__name__}: {what}"
             raise RetryableError(EngineRuntimeError(failed)) from error
+        self._is_admitted = True
         if self.concurrency is not None:
             self.concurrency.note_answer()
 
     async def _raise_error(
-        self, response: httpx.Response, body: Mapping[str, Any] | None, sent_at: float
+        self, response: httpx.Response, body: Mapping[str, Any] | None
     ) -> NoReturn:
-        path = response.request.url.path
         if response.is_redirect:
             raise EngineRuntimeError(_redirect_message(response))
-        status = response.status_code
-        error = make_error(status, self._clean(await _read(response)), path, body)
-        if status not in RETRIED_STATUSES:
-            raise error
-        if status == _TOO_MANY and self.concurrency is not None:
-            self.concurrency.note_refusal(sent_at)
+        content = self._clean(await _read(response))
         wait_s = parse_retry_after(response.headers, self.clock.today())
-        raise RetryableError(error, wait_s, is_busy=status in BUSY_STATUSES)
+        self._fail(response.status_code, content, response.request.url.path, body, wait_s)
+
+    def _check_error(
+        self, answer: Mapping[str, Any], path: str, body: Mapping[str, Any] | None = None
+    ) -> None:
+        """Raise the error that an answer of status 200, or its choice, carries, as OpenRouter's."""
+        if error := answer.get("error") or read_choice(answer).get("error"):  # null in some
+            self._fail(_read_status(error), json.dumps({"error": error}).encode(), path, body)
+
+    def _fail(
+        self,
+        status: int,
+        content: bytes,
+        path: str,
+        body: Mapping[str, Any] | None,
+        wait_s: float | None = None,
+    ) -> NoReturn:
+        error = make_error(status, content, path, body, is_admitted=self._is_admitted)
+        if status in RETRIED_STATUSES:
+            raise RetryableError(error, wait_s, status)
+        raise error
 
     async def _parse_events(self, response: httpx.Response) -> AsyncIterator[dict[str, Any]]:
         """Yield the events up to `[DONE]`, which some servers omit after a finished choice.
@@ -244,10 +277,7 @@ class ServerConnection:
             if data == b"[DONE]":
                 return
             event = _json(data, str(response.request.url))
-            if event.get("error"):  # null in every event of some servers
-                status = _read_status(event["error"])
-                error = make_error(status, data, response.request.url.path)
-                raise RetryableError(error) if status in RETRIED_STATUSES else error
+            self._check_error(event, response.request.url.path)
             finished = finished or any(
                 to_mapping(choice).get("finish_reason") for choice in to_list(event.get("choices"))
             )
@@ -265,6 +295,11 @@ class ServerConnection:
 def is_unreachable(error: EvalutionError) -> bool:
     """Return whether a request failed because nothing accepted the connection."""
     return isinstance(error.__cause__, httpx.ConnectError | httpx.ConnectTimeout)
+
+
+def is_silent(error: EvalutionError) -> bool:
+    """Return whether a request failed because no answer came in time."""
+    return isinstance(error.__cause__, TimeoutError | httpx.TimeoutException)
 
 
 async def _read(response: httpx.Response) -> bytes:
@@ -316,7 +351,7 @@ def _count_tokens(answer: Mapping[str, Any], expected: int) -> int:
 
 
 def _read_status(error: Any) -> int:
-    """Read the status that an error within a stream stands for; 500 if it has none."""
+    """Read the status that an error within an answer stands for; 500 if it has none."""
     entries = to_mapping(error)
     code = entries.get("code")
     if isinstance(code, int):
@@ -333,10 +368,24 @@ def _redirect_message(response: httpx.Response) -> str:
     )
 
 
+def _check_header(text: str, where: str) -> str:
+    """Return a header's value without the space around it, as of a line read from a file."""
+    text = text.strip()
+    if not _HEADER.fullmatch(text):
+        raise ConfigurationError(
+            f"{where} of engine OpenAICompatible has a line break or another character that an "
+            "HTTP header can't carry (it takes printable ASCII); give the value without it"
+        )
+    return text
+
+
 def _read_key(options: OpenAIOptions) -> str | None:
-    if options.api_key is not None or options.api_key_env is None:
-        return options.api_key
-    key = os.environ.get(options.api_key_env)
+    if options.api_key is not None:
+        return _check_header(options.api_key, "option 'api_key'")
+    if options.api_key_env is None:
+        return None
+    named = f"the variable {options.api_key_env!r} in option 'api_key_env'"
+    key = _check_header(os.environ.get(options.api_key_env, ""), named)
     if not key:
         raise ConfigurationError(
             f"api_key_env names the environment variable {options.api_key_env!r}, which isn't set; "

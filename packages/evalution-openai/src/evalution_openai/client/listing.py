@@ -22,12 +22,14 @@ from evalution_core import (
 from evalution_core.plugins import nearest_name
 from evalution_core.redaction import redact_text
 from evalution_enginekit import RequestLoop
-from evalution_openai.client.connection import ServerConnection, is_unreachable
+from evalution_openai.client.connection import ServerConnection, is_silent, is_unreachable
 from evalution_openai.client.responses import quote, read_count, read_text, to_list, to_mapping
 from evalution_openai.options import OpenAIOptions
 
 PROBE_RETRIES = 1
 _HANDSHAKE_S = 2.0
+_EARLY_S = 30.0
+"""Seconds for the first try to list models, which most servers answer at once."""
 _NAMES_SHOWN = 8
 _LATEST = ":latest"
 """The tag that Ollama lists, and that a request may leave out."""
@@ -52,7 +54,8 @@ async def fetch_listing(connection: ServerConnection, name: str | None) -> Model
         ConfigurationError: it rejected the credentials, or speaks TLS where http was asked for.
     """
     try:
-        answer = await connection.get(f"{connection.address.api}/models", max_retries=PROBE_RETRIES)
+        url = f"{connection.address.api}/models"
+        answer = await connection.get(url, max_retries=PROBE_RETRIES, early_s=_EARLY_S)
         if "data" not in answer:
             raise EngineRuntimeError(f"/models answered without 'data': {quote(str(answer))}")
     except ConfigurationError:
@@ -94,7 +97,8 @@ async def _check_completions(
         raise EngineUnavailableError(
             f"no server answers at {api}: {error}; start it, or set base_url"
         ) from error
-    for route in ("/completions", "/chat/completions"):
+    routes = () if is_silent(error) else ("/completions", "/chat/completions")
+    for route in routes:
         try:
             url = f"{connection.address.api}{route}"
             if "choices" in await connection.post(url, {"model": name or ""}, max_retries=0):
@@ -106,6 +110,11 @@ async def _check_completions(
     if await _speaks_tls(httpx.URL(connection.address.api)):
         raise ConfigurationError(
             f"the server at {api} speaks TLS: set base_url to https{api.removeprefix('http')}"
+        ) from error
+    if not routes:
+        raise EngineUnavailableError(
+            f"nothing is answered at {api}: {error}; see the server's log, set base_url to another "
+            "one, or timeout_s to the seconds that it needs"
         ) from error
     raise EngineUnavailableError(
         f"no server with OpenAI's routes answers at {api}: {error}; /completions and "

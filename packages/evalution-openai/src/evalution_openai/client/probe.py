@@ -13,6 +13,7 @@ from evalution_core import (
     ConfigurationError,
     EngineRuntimeError,
     EvalutionError,
+    InvalidRequestError,
     Model,
     UnsupportedRequestError,
 )
@@ -45,10 +46,10 @@ from evalution_openai.options import CAPABILITIES, OpenAIOptions
 
 
 async def fetch_tokenizer_info(connection: ServerConnection) -> Mapping[str, Any]:
-    """Fetch `/tokenizer_info`; empty where there is no such route."""
+    """Fetch `/tokenizer_info`; empty where there is no such route, or it isn't for this client."""
     try:
         return await connection.get(f"{connection.address.root}/tokenizer_info", max_retries=1)
-    except EngineRuntimeError:
+    except (EngineRuntimeError, InvalidRequestError):
         return {}
 
 
@@ -104,12 +105,14 @@ class ServerProbe:
         self.max_model_len = self._find_window()
         self.routes.max_retries = None  # from here on as many as the options allow
 
-    @property
-    def use_of_ids(self) -> UseOfIds:
-        """Return the use that is made of token ids in the server's answers."""
+    def choose_use_of_ids(self, route: str) -> UseOfIds:
+        """Return the use that is made of token ids in the answers of a route.
+
+        vLLM's ids of a chat include the reasoning, and the first event of its stream has none.
+        """
         if not self.dialect.returns_ids or self.dialect.is_evalution:
             return "kept"
-        return "read" if self._local else "left"
+        return "read" if self._local and route == "/completions" else "left"
 
     @property
     def capabilities(self) -> frozenset[Capability]:
@@ -179,10 +182,11 @@ class ServerProbe:
         }
 
     def _post(self, url: str, body: Mapping[str, Any]) -> Any:
-        return self._loop.call(lambda: self._connection.post(url, body, max_retries=PROBE_RETRIES))
+        retries = self.routes.max_retries
+        return self._loop.call(lambda: self._connection.post(url, body, max_retries=retries))
 
     def _remote_tokenizer(self) -> RemoteTokenizer | None:
-        """Make the server's tokenizer; None if it lacks vLLM's routes."""
+        """Make the server's tokenizer; None if it lacks vLLM's routes, or refuses them."""
         root = self._connection.address.root
         if self.dialect.name == "openai":
             return None
@@ -214,7 +218,7 @@ class ServerProbe:
             why = (
                 f"OpenAI's API returns no log-probabilities of a prompt; {SCORING_SERVERS} do"
                 if self.dialect.name == "openai"
-                else "the server has no /tokenize and no /detokenize; set tokenizer_path to the "
+                else "the server gives no /tokenize and /detokenize; set tokenizer_path to the "
                 f"model's tokenizer, if the server is one that scores ({SCORING_SERVERS} are)"
             )
             return ScoringChoice(None, _NOT_CHECKED, {"token ids": why})

@@ -218,7 +218,7 @@ def _entry(entry: Any) -> Step:
 
 
 def _finish(reason: Any, *, is_last: bool) -> FinishReason | None:
-    if reason is None:
+    if not reason:  # "" in each event but the last: sgl-project/sglang#3912, ollama/ollama#4357
         return "stop" if is_last else None
     if not isinstance(reason, str):
         raise EngineRuntimeError(f"the server answered a finish_reason that is no text: {reason!r}")
@@ -238,28 +238,37 @@ def _usage(answer: Fields) -> dict[str, Any]:
 _HTML = re.compile(r"\s*<(!doctype html|html)\b", re.IGNORECASE)
 _TITLE = re.compile(r"<title>(.*?)</title>", re.IGNORECASE | re.DOTALL)
 _LONGEST_QUOTE = 200
-_WRONG_REQUEST = frozenset({400, 413, 422})
+_WRONG_REQUEST = frozenset({400, 403, 413, 422})
 _TOO_LONG = ("maximum context length", "context_length_exceeded", "exceeds the available context")
 
 
 def make_error(
-    status: int, body: bytes, path: str, sent: Mapping[str, Any] | None = None
+    status: int,
+    body: bytes,
+    path: str,
+    sent: Mapping[str, Any] | None = None,
+    *,
+    is_admitted: bool = False,
 ) -> EvalutionError:
     """Make the error for an answer that isn't a success to the request `sent`.
 
     A request that the server finds wrong is the request's failure (`InvalidRequestError`,
     `ContextLengthError`, `UnsupportedRequestError`); a key that it rejects is a
-    `ConfigurationError`; anything else is the server's failure.
+    `ConfigurationError`; anything else is the server's failure. A 403 is about the key until
+    another request was answered with it (`is_admitted`), and then about the request: moderation
+    answers it, and gateways for paths that they don't have.
     """
     message, code = read_error(body)
     said = f"{path} answered {status}: {message}"
-    if status in (401, 403):
+    if status == 401 or (status == 403 and not is_admitted):
         return ConfigurationError(
             f"the server doesn't accept the credentials: {said}; set api_key, or api_key_env to "
             "the name of the environment variable that holds it"
         )
     if code == "unsupported" or status == 501:
         return UnsupportedRequestError(said)
+    if status == 403:
+        said += "; it answered others, so it refuses what this one asks, or this route to this key"
     if status in _WRONG_REQUEST:
         if unasked := find_unasked_fields(sent or {}, message):
             without = ", ".join(f"{name!r}: None" for name in unasked)

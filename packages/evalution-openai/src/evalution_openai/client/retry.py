@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import random
 import time
 from collections.abc import Callable, Mapping
@@ -43,16 +44,16 @@ class RetryableError(Exception):
     Attributes:
         error: its error.
         wait_s: the seconds that the server asks to wait; None: it asks for none.
-        is_busy: the server works, and will have room later.
+        status: the status that the server answered; None: there was no answer to read.
     """
 
     def __init__(
-        self, error: EvalutionError, wait_s: float | None = None, *, is_busy: bool = False
+        self, error: EvalutionError, wait_s: float | None = None, status: int | None = None
     ):
         super().__init__(str(error))
         self.error = error
         self.wait_s = wait_s
-        self.is_busy = is_busy
+        self.status = status
 
     def give_up(self, why: str) -> NoReturn:
         """Raise the error of this try, the last one, as that of the request."""
@@ -62,34 +63,47 @@ class RetryableError(Exception):
 class RetryState:
     """The tries of one request: at most `max_retries` after the first, until `deadline_s` is over.
 
-    For a busy server they are as many as the options allow.
+    For a busy server they are as many as the options allow. Each but the last ends after `early_s`.
 
     Waits between them double, each drawn from the upper half of its range so that clients spread
     out ("equal jitter" of the AWS architecture blog, "Exponential Backoff And Jitter").
     """
 
     def __init__(
-        self, options: OpenAIOptions, max_retries: int, clock: Clock, chance: random.Random
+        self,
+        options: OpenAIOptions,
+        max_retries: int,
+        clock: Clock,
+        chance: random.Random,
+        early_s: float = math.inf,
     ):
         self._options = options
         self._max_retries = max_retries
         self._clock = clock
         self._chance = chance
+        self._early_s = early_s
         self._begun = clock.now()
         self.failed = 0
 
     @property
     def timeout_s(self) -> float:
         """Return the seconds that the next try may take."""
-        return max(0.0, min(self._options.timeout_s, self._left))
+        early_s = self._early_s if self.failed < self._max_retries else math.inf
+        return max(0.0, min(self._options.timeout_s, self._left, early_s))
+
+    @property
+    def waited_s(self) -> float:
+        """Return the seconds since the request began."""
+        return self._clock.now() - self._begun
 
     @property
     def _left(self) -> float:
-        return self._begun + self._options.deadline_s - self._clock.now()
+        return self._options.deadline_s - self.waited_s
 
     def limit_retries(self, failure: RetryableError) -> int:
         """Return the number of retries that a request has after such a failure."""
-        return self._options.max_retries if failure.is_busy else self._max_retries
+        is_busy = failure.status in BUSY_STATUSES
+        return self._options.max_retries if is_busy else self._max_retries
 
     def plan_wait(self, failure: RetryableError) -> float:
         """Return the seconds until the next try, or raise if none is left."""

@@ -88,7 +88,8 @@ class OpenAISession(RequestSession):
     async def _complete(self, prompt: RequestPrompt) -> AsyncIterator[CompletionChunk]:
         streams = prompt.is_live or self._options.timings
         sent = self._server.writer.to_request(prompt, streams=streams)
-        reader = ResponseReader(prompt.request.logprobs, self._server.use_of_ids)
+        use_of_ids = self._server.choose_use_of_ids(sent.route)
+        reader = ResponseReader(prompt.request.logprobs, use_of_ids)
         if not streams:
             answer = await self._connection.post(
                 self._url(sent.route), sent.body, tokens=sent.tokens

@@ -17,10 +17,15 @@ Post = Callable[[str, Mapping[str, Any]], Any]
 
 _REMEMBERED = 4096
 _UNKNOWN_VOCABULARY = 1 << 31
+_SAMPLE = [
+    {"role": role, "content": text}
+    for role, text in (("user", "Hi there!\nSay it."), ("assistant", "It."), ("user", "And?"))
+]
+"""A chat of two turns: Llama 2's tokenizer adds a space after each special token but the first."""
 
 
 class RemoteTokenizer:
-    """The kit's tokenizer on `/tokenize` and `/detokenize`, as vLLM and Evalution serve them.
+    """The kit's tokenizer on `/tokenize` and `/detokenize` of vLLM, SGLang or Evalution.
 
     Recent texts are cached. Calls block until the server answers: don't use it on an event loop.
 
@@ -73,9 +78,10 @@ class RemoteTokenizer:
 
     def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
         body = {"tokens": list(token_ids), "skip_special_tokens": skip_special_tokens}
-        text = self._post(f"{self._root}/detokenize", {**self._model, **body}).get("prompt")
+        answer = self._post(f"{self._root}/detokenize", {**self._model, **body})
+        text = answer.get("prompt", answer.get("text"))
         if not isinstance(text, str):
-            raise EngineRuntimeError("/detokenize answered without a text in 'prompt'")
+            raise EngineRuntimeError("/detokenize answered without a text in 'prompt' or 'text'")
         return text
 
     def _encode(self, text: str) -> list[int]:
@@ -100,10 +106,10 @@ class RemoteTokenizer:
         return template.with_variables(self._variables) if self._variables else template
 
     def _remote_template(self) -> RemoteTemplate | None:
-        """Make a template that the server renders; None if it refuses to."""
+        """Make a template that the server renders; None if it refuses to, or `_render` does."""
         template = RemoteTemplate(self._render, self._variables)
         try:
-            template.render([{"role": "user", "content": "a"}])
+            template.render(_SAMPLE)
         except EvalutionError:
             return None
         return template
@@ -117,7 +123,14 @@ class RemoteTokenizer:
         )
         if not token_ids:
             raise EngineRuntimeError("/tokenize rendered the messages to no ids")
-        return self.decode(token_ids, skip_special_tokens=False)
+        text = self.decode(token_ids, skip_special_tokens=False)
+        if self.encode(text) != token_ids:  # a generation asks for the same next: it is cached
+            raise UnsupportedRequestError(
+                "the server's chat template renders these messages to ids whose text encodes to "
+                "others, so they can't be sent as they are; set tokenizer_path, so that chats are "
+                "rendered here, or api='chat', so that the server does all of it"
+            )
+        return text
 
     def _find_id(self, facts: Mapping[str, Any], name: str, text: str | None) -> int | None:
         known: Any = facts.get(name)

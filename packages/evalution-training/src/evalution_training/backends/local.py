@@ -20,7 +20,8 @@ class LocalConfig(BaseModel):
     """Settings for loading the model.
 
     `dtype`: of the weights; `auto` is as the checkpoint was saved. `device`: `auto` is an
-    accelerator where there is one. `trust_remote_code`: run code that comes with the checkpoint.
+    accelerator where there is one. `trust_remote_code`: run code that comes with the checkpoint,
+    as the model's own field of that name allows too.
     """
 
     model_config = ConfigDict(extra="forbid")
@@ -59,7 +60,7 @@ class LocalBackend:
         device = _find_device(torch, config.device)
         weights = to_evaluated_model(model)
         common: dict[str, Any] = {
-            "trust_remote_code": config.trust_remote_code,
+            "trust_remote_code": config.trust_remote_code or weights.trust_remote_code,
             "revision": weights.revision,
         }
         dtype: Any = "auto" if config.dtype == "auto" else getattr(torch, config.dtype)
