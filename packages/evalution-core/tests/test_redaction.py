@@ -302,3 +302,9 @@ def test_key_in_a_named_environment_variable_is_a_secret(monkeypatch: pytest.Mon
     assert find_secrets(Hosted()) == {"planted-in-the-environment"}
     assert find_secrets({"api_key_env": "ACME_KEY"}) == {"planted-in-the-environment"}
     assert find_secrets({"path_env": "ACME_KEY"}) == frozenset()
+    monkeypatch.setenv("ACME_KEY", "planted-in-the-environment\n")
+    assert find_secrets(Hosted()) == {"planted-in-the-environment"}
+    assert find_secrets({"api_key": "Bearer planted-in-a-file\n"}) == {
+        "planted-in-a-file",
+        "Bearer planted-in-a-file",
+    }

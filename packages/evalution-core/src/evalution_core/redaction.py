@@ -49,7 +49,7 @@ def find_secrets(value: object, *, is_secret: bool = False) -> frozenset[str]:
     found: set[str] = set()
     if isinstance(value, str):
         if is_secret:
-            found |= {value, value.rpartition(" ")[2]}  # also KEY of "Bearer KEY"
+            found |= {value.strip(), *value.split()[-1:]}  # also KEY of "Bearer KEY"
         for pair in _URL_CREDENTIALS.findall(value):
             found |= {pair, pair.partition(":")[2]}
         found |= {match[0].partition("=")[2] for match in _URL_QUERY.finditer(value)}
@@ -71,7 +71,7 @@ def find_secrets(value: object, *, is_secret: bool = False) -> frozenset[str]:
 def _read_variable(name: str, value: object) -> set[str]:
     """Return the secret in the environment variable that an option like `api_key_env` names."""
     if isinstance(value, str) and name.endswith("_env") and is_secret_name(name[: -len("_env")]):
-        return {os.environ.get(value, "")}
+        return {os.environ.get(value, "").strip()}
     return set()
 
 

@@ -73,7 +73,7 @@ class WorkerStream:
     """Numbers of items that were sent, and not yet taken by the session."""
     open: dict[int, StreamItem] = field(default_factory=dict[int, StreamItem])
     progressed: float = 0.0
-    """When the session last took or answered one of them, or was seen at work on it."""
+    """Moment at which the session last took or answered one, or was seen at work on it."""
     is_ended: bool = False
     is_aborted: bool = False
 
