@@ -53,6 +53,16 @@ def test_identity_has_each_file_by_name(weights: Path, tmp_path: Path) -> None:
     }
 
 
+@pytest.mark.usefixtures("cache")
+def test_modelopts_settings_of_a_checkpoint_count(weights: Path) -> None:
+    folder = weights.parent
+    (folder / "hf_quant_config.json").write_bytes(b"{}")
+    (folder / "README.md").write_bytes(b"-")
+    found = model_identity(Model("m"), folder, ["*.safetensors"])
+    assert found is not None
+    assert found.keys() == {"model.safetensors", "hf_quant_config.json"}
+
+
 def test_an_unchanged_file_is_not_read_again(cache: Path, weights: Path, hashed: list[str]) -> None:
     first = files_identity([weights])
     assert cache.is_file()

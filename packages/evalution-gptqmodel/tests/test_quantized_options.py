@@ -15,6 +15,7 @@ from evalution_core import ConfigurationError, EngineUnavailableError, Model
 from evalution_core.options import options_schema
 from evalution_gptqmodel import GPTQModel, runtime
 from evalution_gptqmodel.layers import dequantize
+from evalution_gptqmodel.load import choose_dtype
 
 
 @pytest.fixture
@@ -110,6 +111,25 @@ def test_a_backend_that_does_not_suit_is_refused_in_upstreams_words(quantized: P
     assert "no quantised model with backend=gptq_torch, device=cpu, dtype=" in message
     assert f"could be loaded from {str(quantized)!r}" in message
     assert "only supports `[torch.float16, torch.bfloat16]`" in message
+
+
+@pytest.mark.parametrize(
+    ("asked", "found", "device", "method", "given"),
+    [
+        ("auto", "float32", "cuda", "gptq", "float16"),
+        ("auto", None, "cuda", "awq", "float16"),
+        ("auto", "float32", "cuda", "fp8", "float32"),
+        ("auto", "bfloat16", "cuda", "gptq", "bfloat16"),
+        ("float32", "float32", "cuda", "gptq", "float32"),
+        ("auto", "float32", "xpu", "gptq", "float32"),
+        ("auto", None, "cpu", "gptq", "float32"),
+    ],
+)
+def test_a_gpu_gets_float16_where_no_kernel_takes_float32(
+    asked: Any, found: str | None, device: str, method: str, given: str
+) -> None:
+    engine = GPTQModel(dtype=asked)
+    assert choose_dtype(engine, found, torch.device(device), method) == given
 
 
 @pytest.mark.parametrize(

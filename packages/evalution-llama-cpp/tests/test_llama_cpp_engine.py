@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import shutil
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, Literal
 
 import pytest
@@ -30,26 +31,52 @@ from evalution_llama_cpp.arguments import (
     make_context_params,
     make_model_params,
 )
-from evalution_llama_cpp.runtime import LOG, Device, choose_device, load_library
+from evalution_llama_cpp.runtime import GPU, LOG, Device, choose_device, find_gpus, load_library
 
 TINY = Model("builtin:tiny")
 FOLDER = builtin_path("builtin:tiny", "safetensors")
 
 
+def gpus(*names: str, integrated: str | None = None) -> dict[str, GPU]:
+    return {name: GPU(at, name == integrated) for at, name in enumerate(names)}
+
+
 def test_present_device_is_chosen() -> None:
-    present = ["CUDA0", "Vulkan0"]
-    assert choose_device("auto", present, strict=True) == Device("CUDA0", True, tuple(present))
-    assert choose_device("vulkan", present, strict=True) == Device("Vulkan0", True, ("Vulkan0",))
-    assert choose_device("mlx", ["MTL0"], strict=True) == Device("MTL0", True, ("MTL0",))
+    present = gpus("CUDA0", "CUDA1", "Vulkan0", "Vulkan1")
+    cards = ("CUDA0", "CUDA1")
+    assert choose_device("auto", present, strict=True) == Device("CUDA0", True, cards)
+    assert choose_device("vulkan", present, strict=True).gpus == ("Vulkan0", "Vulkan1")
+    assert choose_device("mlx", gpus("MTL0"), strict=True) == Device("MTL0", True, ("MTL0",))
     assert choose_device("cpu", present, strict=True) == Device("cpu", offloads=False)
-    assert choose_device("auto", [], strict=True) == Device("cpu", offloads=False)
+    assert choose_device("auto", {}, strict=True) == Device("cpu", offloads=False)
+
+
+@pytest.mark.parametrize("asked", ["auto", "vulkan"])
+def test_integrated_gpu_is_taken_only_where_no_other_fits(asked: Any) -> None:
+    both = gpus("Vulkan0", "Vulkan1", integrated="Vulkan0")
+    assert choose_device(asked, both, strict=True) == Device("Vulkan1", True, ("Vulkan1",))
+    alone = gpus("Vulkan0", integrated="Vulkan0")
+    assert choose_device(asked, alone, strict=True) == Device("Vulkan0", True, ("Vulkan0",))
+
+
+def test_gpus_are_found_with_their_kind(monkeypatch: pytest.MonkeyPatch) -> None:
+    kinds = {"CPU": 0, "Vulkan0": 1, "Vulkan1": 2}
+    registry = SimpleNamespace(
+        ggml_backend_dev_count=lambda: len(kinds),
+        ggml_backend_dev_get=lambda at: at,
+        ggml_backend_dev_name=lambda at: list(kinds)[at].encode(),
+        ggml_backend_dev_type=lambda at: list(kinds.values())[at],
+    )
+    monkeypatch.setattr("evalution_llama_cpp.runtime._load_registry", lambda: registry)
+    library: Any = SimpleNamespace(llama_supports_gpu_offload=lambda: True)
+    assert find_gpus(library) == {"Vulkan0": GPU(1), "Vulkan1": GPU(2, is_integrated=True)}
 
 
 def test_missing_device_becomes_the_cpu_with_a_notice(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     with caplog.at_level(logging.WARNING, "evalution_llama_cpp"):
-        device = choose_device("cuda", ["Vulkan0"], strict=False)
+        device = choose_device("cuda", gpus("Vulkan0"), strict=False)
     assert (device.name, device.offloads) == ("cpu", False)
     assert device.fallback is not None
     assert 'sees Vulkan0; for it, install with CMAKE_ARGS="-DGGML_CUDA=on"' in device.fallback
@@ -58,7 +85,7 @@ def test_missing_device_becomes_the_cpu_with_a_notice(
 
 def test_missing_strict_device_is_an_error() -> None:
     with pytest.raises(EngineUnavailableError, match=r"device='metal' isn't .* sees no GPU"):
-        choose_device("metal", [], strict=True)
+        choose_device("metal", {}, strict=True)
 
 
 def test_session_describes_the_fallback() -> None:
@@ -214,8 +241,18 @@ def test_n_ctx_of_zero_is_what_the_model_was_trained_on() -> None:
 )
 def test_dtype_is_the_least_precise_of_all(weights: str, options: Any, expected: str) -> None:
     engine = LlamaCpp(**options)
-    cache = choose_cache_types(engine, Device("cpu", offloads=False), weights)
-    assert find_dtype(weights, engine, cache) == expected
+    cpu = Device("cpu", offloads=False)
+    cache = choose_cache_types(engine, cpu, weights)
+    assert find_dtype(weights, engine, cache, cpu) == expected
+
+
+@pytest.mark.parametrize(
+    ("weights", "expected"), [("F32", "float32, products in TF32"), ("F16", "float16")]
+)
+def test_float32_on_cuda_is_recorded_with_the_products_it_gets(weights: str, expected: str) -> None:
+    card = Device("CUDA0", offloads=True, gpus=("CUDA0",))
+    cache = choose_cache_types(LlamaCpp(), card, weights)
+    assert find_dtype(weights, LlamaCpp(), cache, card) == expected
 
 
 @pytest.mark.parametrize(

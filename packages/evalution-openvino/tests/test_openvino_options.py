@@ -258,8 +258,8 @@ def test_an_export_is_removed_with_its_last_model(write_checkpoint: Callable[...
     assert not folder.exists()
 
 
-@pytest.mark.usefixtures("tiny")
-def test_weights_are_compressed_only_on_request() -> None:
+def test_weights_are_compressed_only_on_request(tiny: Any) -> None:
+    assert tiny.describe_execution()["quantization"] is None
     model = Model(path="builtin:tiny", model_kwargs={"load_in_8bit": True})
     with _build(OpenVINO(dtype="float32"), model) as session:
         execution = session.describe_execution()
@@ -267,6 +267,8 @@ def test_weights_are_compressed_only_on_request() -> None:
         assert session.identity()["model_kwargs"] == {"load_in_8bit": True}
     assert "not with load_in_8bit" in execution["fallback"]
     assert execution["generation"] == "generate"
+    assert execution["quantization"] == "u8 weights"
+    assert execution["dtype"] == "float32, u8 weights"
     assert score.token_count == 2
 
 

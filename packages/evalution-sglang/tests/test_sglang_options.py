@@ -17,7 +17,7 @@ import pytest
 from evalution_core import ConfigurationError, EngineUnavailableError, Model
 from evalution_sglang import SGLang
 from evalution_sglang import runtime as installed
-from evalution_sglang.arguments import make_arguments
+from evalution_sglang.arguments import choose_attention, make_arguments
 
 TINY = Model("builtin:tiny")
 WITHOUT_SGLANG = """
@@ -151,6 +151,23 @@ def test_options_reach_sglang_under_its_names(runtime: Any) -> None:
     wanted = {**options, "stream_interval": 2, "model_impl": "sglang", "model_path": "/m"}
     assert {name: found[name] for name in wanted} == wanted
     assert (found["revision"], found["trust_remote_code"]) == ("r", True)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "given"),
+    [
+        ({"device": "cuda", "dtype": "float32"}, {"attention_backend": "triton"}),
+        ({"device": "cuda", "dtype": "bfloat16"}, {}),
+        ({"device": "cpu", "dtype": "float32"}, {}),
+        ({"device": "cuda"}, {}),
+        ({"device": "cuda", "dtype": "float32", "attention_backend": "torch_native"}, {}),
+        ({"device": "cuda", "dtype": "float32", "decode_attention_backend": "flex"}, {}),
+    ],
+)
+def test_float32_on_a_gpu_gets_kernels_that_have_it(
+    arguments: dict[str, Any], given: dict[str, str]
+) -> None:
+    assert choose_attention(arguments) == given
 
 
 @pytest.mark.usefixtures("runtime")

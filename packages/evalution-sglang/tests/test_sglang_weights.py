@@ -12,11 +12,14 @@ from safetensors.numpy import load_file, save_file
 
 from evalution_core import ConfigurationError, Model
 from evalution_core.builtins import builtin_path
+from evalution_enginekit.serving_session import ServedModel, ServingSession
 from evalution_sglang import SGLang
 
 pytest.importorskip("sglang", reason="sglang is not installed")
 
-from evalution_sglang.load import check_weights
+from evalution_sglang.load import Runtime, check_weights
+from evalution_sglang.runtime import import_sglang
+from evalution_sglang.session import open_session
 
 TINY = builtin_path("builtin:tiny", "safetensors")
 SHARDS = {
@@ -105,3 +108,18 @@ def test_checkpoint_without_a_linear_layer_is_refused(tmp_path: Path) -> None:
     save_file(weights, folder / "model.safetensors", {"format": "pt"})
     with pytest.raises(ConfigurationError, match=r"lacks 1 weights .*layers\.1\.self_attn\.q_proj"):
         SGLang(device="cpu", dtype="float32").build(Model(str(folder)))
+
+
+def test_quantization_of_the_checkpoint_is_recorded(
+    session: ServingSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """SGLang's own description names what was asked for, which is nothing."""
+    fp8 = {"quant_method": "fp8", "activation_scheme": "dynamic"}
+    folder = copied(tmp_path, quantization_config=fp8, dtype="bfloat16", torch_dtype="bfloat16")
+    requests: Any = session._requests
+    runtime = Runtime(requests._thread, import_sglang().model_config(str(folder)))
+    served = ServedModel(runtime, session.tokenizer, 512, None)
+    monkeypatch.setattr("evalution_sglang.session.load", lambda *_: served)
+    with open_session(SGLang(), Model("builtin:tiny"), session.capabilities) as other:
+        described = other.describe_execution()
+    assert (described["quantization"], described["dtype"]) == ("fp8", "bfloat16, fp8")

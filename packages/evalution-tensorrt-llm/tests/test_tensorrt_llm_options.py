@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -277,6 +278,7 @@ class FromTheHub:
     def __init__(self, declared: dict[str, Any], ends: Any):
         self.AutoConfig = SimpleNamespace(from_pretrained=self._config)
         self.GenerationConfig = SimpleNamespace(from_pretrained=self._settings)
+        self.utils = SimpleNamespace(cached_file=self._file)
         self._declared, self._ends = declared, ends
 
     def _config(self, path: str, **where: Any) -> Any:
@@ -289,6 +291,31 @@ class FromTheHub:
         if self._ends is None:
             raise OSError("no generation_config.json")
         return SimpleNamespace(eos_token_id=self._ends)
+
+    def _file(self, path: str, name: str, **_: Any) -> str:
+        raise OSError(f"no {name} in {path}")
+
+
+@pytest.mark.parametrize(
+    ("stated", "declared", "named"),
+    [
+        ({"quant_algo": "NVFP4", "kv_cache_quant_algo": "FP8"}, None, "NVFP4, cache in FP8"),
+        ({"quant_algo": "FP8", "kv_cache_quant_algo": None}, "modelopt", "FP8"),
+        ({"quant_algo": None, "kv_cache_quant_algo": "FP8"}, None, "cache in FP8"),
+        ({"quant_algo": None, "quantized_layers": {}}, "modelopt", "modelopt"),
+        (None, "awq", "awq"),
+        (None, None, None),
+    ],
+)
+def test_quantization_is_what_modelopts_file_says(
+    tmp_path: Path, stated: dict[str, Any] | None, declared: str | None, named: str | None
+) -> None:
+    config = {} if declared is None else {"quantization_config": {"quant_method": declared}}
+    (tmp_path / "config.json").write_text(json.dumps(config), encoding="utf-8")
+    if stated is not None:
+        text = json.dumps({"producer": {"name": "modelopt"}, "quantization": stated})
+        (tmp_path / "hf_quant_config.json").write_text(text, encoding="utf-8")
+    assert read_checkpoint(Model(str(tmp_path)), tmp_path).quantization == named
 
 
 @pytest.mark.parametrize(("ends", "expected"), [(None, {7}), ([7, 9], {7, 9})])
@@ -309,6 +336,18 @@ def test_model_on_the_hub_is_described_by_its_configuration(
     assert found.eos_ids == expected
     with pytest.raises(ConfigurationError, match="no configuration could be loaded from 'owner/n"):
         read_checkpoint(Model("owner/none", revision="main"), None)
+
+
+def test_quantization_of_a_model_on_the_hub_is_what_modelopts_file_says(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    file = tmp_path / "hf_quant_config.json"
+    file.write_text('{"quantization": {"quant_algo": "NVFP4"}}', encoding="utf-8")
+    hub = FromTheHub({}, None)
+    hub.utils.cached_file = lambda *_, **__: str(file)  # pyright: ignore
+    monkeypatch.setattr("evalution_tensorrt_llm.load.import_runtime", lambda *_, **__: hub)
+    found = read_checkpoint(Model("owner/name", revision="main"), None)
+    assert found.quantization == "NVFP4"
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,13 @@ from typing import Any
 
 import pytest
 
-from evalution_core import EngineRuntimeError, GenerationRequest, LoglikelihoodRequest, Model
+from evalution_core import (
+    EngineRuntimeError,
+    EngineUnavailableError,
+    GenerationRequest,
+    LoglikelihoodRequest,
+    Model,
+)
 from evalution_vllm import VLLM
 
 psutil = pytest.importorskip("psutil", reason="psutil is not installed")
@@ -48,3 +54,15 @@ def test_killed_core_is_an_error_that_names_requests_in_flight(session: Any) -> 
     assert dead.value.in_flight
     with pytest.raises(EngineRuntimeError, match=r"engine core|EngineDead|EngineCore"):
         session.generate([GenerationRequest("a", max_new_tokens=2)])
+
+
+def test_core_that_does_not_start_is_no_fault_of_the_configuration() -> None:
+    with pytest.raises(EngineUnavailableError) as refused:
+        VLLM(enforce_eager=True, max_num_seqs=4, kv_cache_memory_bytes=4096).build(
+            Model("builtin:tiny")
+        )
+    assert str(refused.value).startswith("vLLM's processes didn't start for 'builtin:tiny': ")
+    assert str(refused.value).endswith(
+        "Their output is on standard error; if memory ran out, set max_model_len, "
+        "kv_cache_memory_bytes, gpu_memory_utilization, tensor_parallel_size or quantization"
+    )

@@ -15,6 +15,7 @@ import pytest
 from evalution_core import (
     Capability,
     ConfigurationError,
+    EngineUnavailableError,
     GenerationRequest,
     LoglikelihoodRequest,
     Model,
@@ -219,6 +220,24 @@ def test_checkpoint_without_a_linear_layer_is_refused(engine: VLLM, tmp_path: Pa
         f"the checkpoint {str(folder)!r} lacks 1 weights of a causal model "
         f"(model.layers.1.self_attn.q_proj.weight); its answers would be those of random ones"
     )
+
+
+def test_window_that_was_not_asked_for_is_fitted_to_the_cache() -> None:
+    small: dict[str, Any] = {"enforce_eager": True, "max_num_seqs": 2, "multiprocessing": False}
+    small |= {"kv_cache_memory_bytes": 1 << 18, "block_size": 32}
+    with VLLM(**small).build(TINY) as session:
+        window = session.info.max_model_len
+        assert window == 223  # seven blocks of the eight, and less the token that is generated
+        full = RollingLoglikelihoodRequest(CONTEXT * 4)
+        (score,) = session.loglikelihood_rolling([full])
+        assert score.token_count > window
+    with pytest.raises(EngineUnavailableError) as refused:
+        VLLM(**small, max_model_len=300).build(TINY)
+    assert str(refused.value).startswith(
+        "'builtin:tiny' doesn't fit into memory; set max_model_len, kv_cache_memory_bytes, "
+        "gpu_memory_utilization, tensor_parallel_size or quantization: "
+    )
+    assert "KV cache is needed" in str(refused.value)
 
 
 def test_held_group_can_be_aborted() -> None:

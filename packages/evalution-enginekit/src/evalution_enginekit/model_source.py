@@ -19,6 +19,7 @@ from evalution_enginekit.tokenizer import find_tokenizer_name
 
 _DESCRIBING_FILES = (
     "config.json",
+    "hf_quant_config.json",  # of ModelOpt
     "generation_config.json",
     "special_tokens_map.json",
     "added_tokens.json",

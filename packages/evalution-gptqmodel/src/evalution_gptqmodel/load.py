@@ -70,6 +70,7 @@ _TAKEN = ("device_map", "format")
 """Arguments that matter for a quantised checkpoint in a folder; all others the loader drops."""
 _OTHER_RUNTIMES = ("vllm", "sglang", "mlx")
 """Backends that hand the checkpoint to a runtime of its own; two have an engine of their own."""
+_FLOAT32_METHODS = ("bitsandbytes", "fp8", "gguf")
 _LOADING_OPTIONS = ("backend", "dtype", "device", "attn_implementation", "dequantize")
 _UNREADY = (
     "this model was quantised in this process, and GPTQModel readies its kernels when it loads a "
@@ -130,6 +131,21 @@ def attach_model(
     return _describe(loaded, settings)
 
 
+def choose_dtype(
+    options: GPTQModelOptions, found: str | None, device: torch.device, method: str
+) -> str:
+    """Return the precision to load in: for `auto` the checkpoint's, float32 where it states none.
+
+    float16 takes its place where no kernel of GPTQModel 7.6 (`SUPPORTS_DTYPES`) takes float32: on
+    accelerators other than XPU, for methods other than those of `_FLOAT32_METHODS`.
+    """
+    dtype = found or "float32"
+    if options.dtype != "auto":
+        return options.dtype
+    has_kernels = device.type in ("cpu", "xpu") or method in _FLOAT32_METHODS
+    return dtype if dtype != "float32" or has_kernels else "float16"
+
+
 def check_complete(model: torch.nn.Module, folder: Path) -> None:
     """Refuse a checkpoint that lacks an embedding, a norm, or an output layer.
 
@@ -164,14 +180,14 @@ def _load_checkpoint(options: GPTQModelOptions, model: Model) -> tuple[LoadedMod
     # The tokenizer first: if it is missing, nothing large is read in vain.
     tokenizer = load_tokenizer(model, folder)
     runtime = import_gptqmodel()
-    _check_method(runtime, quantization, model)
+    method = _check_method(runtime, quantization, model)
     arguments: dict[str, Any] = {**model.model_kwargs, "backend": _find_backend(runtime, options)}
     if "device_map" not in arguments:
         arguments["device"] = str(device)
     config = read_json(folder / "config.json")
-    dtype = options.dtype if options.dtype != "auto" else find_checkpoint_dtype(config, folder)
+    dtype = choose_dtype(options, find_checkpoint_dtype(config, folder), device, method)
     # Left to itself, the loader takes bfloat16 on a CPU, and in place of float32.
-    arguments["dtype"] = getattr(torch, dtype or "float32")
+    arguments["dtype"] = getattr(torch, dtype)
     attention = read_attention(options)
     if attention is not None:
         arguments["attn_implementation"] = attention
@@ -245,7 +261,8 @@ def _check_arguments(options: GPTQModelOptions, model: Model) -> None:
     refuse_two_places(options, model)
 
 
-def _check_method(runtime: Runtime, quantization: Mapping[str, Any], model: Model) -> None:
+def _check_method(runtime: Runtime, quantization: Mapping[str, Any], model: Model) -> str:
+    """Return how a checkpoint is quantised; `ConfigurationError` if GPTQModel can't run it."""
     method = str(quantization.get("quant_method", quantization.get("method", "gptq"))).lower()
     known = sorted(str(member.value) for member in runtime.quantization.METHOD)
     if method not in known:
@@ -253,6 +270,7 @@ def _check_method(runtime: Runtime, quantization: Mapping[str, Any], model: Mode
             f"{model.path!r} is quantised by {method!r}, and GPTQModel {runtime.__version__} runs "
             f"{', '.join(known)}; the engine Transformers may load it"
         )
+    return method
 
 
 def _find_backend(runtime: Runtime, options: GPTQModelOptions) -> Any:

@@ -71,7 +71,7 @@ def load_model(options: LlamaCppOptions, model: Model, library: Library) -> Load
         raise unsuitable_model_error(file.path.name, "a model whose tokens see those behind them")
     type_k = choose_cache_types(options, device, file.weight_type).k
     check_key_type(type_k, file, flash_attn=options.flash_attn)
-    params = make_model_params(library, options, [gpus[name] for name in device.gpus])
+    params = make_model_params(library, options, [gpus[name].handle for name in device.gpus])
     with ExitStack() as half_built:
         weights = Weights(library, file.path, params)
         half_built.callback(weights.free)

@@ -6,10 +6,11 @@ import ctypes
 import logging
 import sys
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
 from importlib import import_module
+from string import digits
 from typing import Any, cast
 
 from evalution_core import EngineUnavailableError
@@ -102,38 +103,51 @@ class Device:
     fallback: str | None = None
 
 
-def find_gpus(library: Library) -> dict[str, int]:
-    """Return the handles of the GPUs that this build can use here, by ggml's names (`CUDA0`)."""
+@dataclass(frozen=True, slots=True)
+class GPU:
+    """A GPU of this machine by ggml's handle; an integrated one shares the CPU's memory."""
+
+    handle: int
+    is_integrated: bool = False
+
+
+def find_gpus(library: Library) -> dict[str, GPU]:
+    """Return the GPUs that this build can use here, by ggml's names (`CUDA0`)."""
     if not library.llama_supports_gpu_offload():
         return {}
     registry = _load_registry()
-    found: dict[str, int] = {}
+    found: dict[str, GPU] = {}
     for index in range(registry.ggml_backend_dev_count()):
         device = registry.ggml_backend_dev_get(index)
-        if registry.ggml_backend_dev_type(device) in (_GPU, _INTEGRATED_GPU):
-            found[registry.ggml_backend_dev_name(device).decode()] = device
+        kind = registry.ggml_backend_dev_type(device)
+        if kind in (_GPU, _INTEGRATED_GPU):
+            name = registry.ggml_backend_dev_name(device).decode()
+            found[name] = GPU(device, kind == _INTEGRATED_GPU)
     return found
 
 
-def choose_device(asked: DeviceName, present: Iterable[str], *, strict: bool) -> Device:
+def choose_device(asked: DeviceName, present: Mapping[str, GPU], *, strict: bool) -> Device:
     """Return the device of a session, given the GPUs that are present.
 
-    A missing device becomes the CPU, with a notice on the log, or with `strict` an error. `mlx`
-    is another name of Apple's GPU; llama.cpp reaches it through Metal.
+    Its GPUs are of one backend, since two may list one card, and none is integrated where another
+    fits. A missing device becomes the CPU, with a notice on the log, or with `strict` an error.
+    `mlx` is another name of Apple's GPU; llama.cpp reaches it through Metal.
 
     Raises:
         EngineUnavailableError: `strict`, and the device isn't there.
     """
     if asked == "cpu":
         return Device("cpu", offloads=False)
-    names = tuple(present)
-    if asked == "auto":
-        return Device(names[0], True, names) if names else Device("cpu", offloads=False)
     backend = "metal" if asked == "mlx" else asked
-    fitting = tuple(name for name in names if name.lower().startswith(_BACKENDS[backend]))
+    begin = "" if backend == "auto" else _BACKENDS[backend]
+    fitting = [name for name in present if name.lower().startswith(begin)]
+    fitting = [name for name in fitting if not present[name].is_integrated] or fitting
     if fitting:
-        return Device(fitting[0], True, fitting)
-    there = ", ".join(names) or "no GPU"
+        own = fitting[0].rstrip(digits)
+        return Device(fitting[0], True, tuple(n for n in fitting if n.rstrip(digits) == own))
+    if backend == "auto":
+        return Device("cpu", offloads=False)
+    there = ", ".join(present) or "no GPU"
     problem = (
         f"device={asked!r} isn't there: this build of llama-cpp-python sees {there}; for it, "
         f'install with CMAKE_ARGS="{_BUILDS[backend]}" on a machine that has one'

@@ -53,7 +53,7 @@ class LlamaCppSession(TokenSession):
             ),
             batch_size=options.rows,
             scoring_window=_SCORING_WINDOW,
-            dtype=find_dtype(loaded.file.weight_type, options, cache),
+            dtype=find_dtype(loaded.file.weight_type, options, cache, loaded.device),
             model_vocabulary=loaded.weights.vocabulary_size,
         )
         self._loaded = loaded

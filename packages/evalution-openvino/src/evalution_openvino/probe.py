@@ -27,6 +27,8 @@ from evalution_transformers.probe import find_config_obstacle, read_text_config,
 
 _HEAD, _SHORT = 6, 3
 _INPUTS = {"input_ids", "attention_mask", "position_ids", "beam_idx"}
+_COMPRESSED = {"u2", "u3", "u4", "i4", "u6", "u8", "i8", "nf4", "f4e2m1", "f8e4m3", "f8e5m2"}
+"""OpenVINO's names of types that weights are compressed to."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +54,7 @@ def compile_and_probe(loaded: Any, device: str, window: int) -> ProbedModel:
     """
     _refuse_without_state(loaded.model)
     report_memory_errors(loaded)
+    compression = find_compression(loaded.model)
     picks_rows = choose_rows(loaded.model)
     if picks_rows:
         ask_for_last_rows(loaded)
@@ -74,10 +77,11 @@ def compile_and_probe(loaded: Any, device: str, window: int) -> ProbedModel:
         obstacle = "its logits differ when prefixes are shared"
     if obstacle is not None:
         forms = RunForms(shares=False, cuts=False, pads=forms.pads and not equal_lengths)
-    named = name_precision(execution["dtype"] or "unknown", None, execution["kv_cache_dtype"])
+    precision = execution["dtype"] or "unknown"
     described = {
         **execution,
-        "dtype": named,
+        "dtype": name_precision(precision, compression, execution["kv_cache_dtype"]),
+        "quantization": compression,
         "exported": "before" if loaded.evalution_export is None else "on load",
         "scoring": "shared prefixes" if forms.shares else "padded rows",
         "scoring_fallback": obstacle,
@@ -85,6 +89,13 @@ def compile_and_probe(loaded: Any, device: str, window: int) -> ProbedModel:
     }
     pads_left = probe.pads(left=True) and not equal_lengths
     return ProbedModel(request, forms, pads_left, described)
+
+
+def find_compression(model: Graph) -> str | None:
+    """Return the types of compressed weights, as in `u4 and u8 weights`; None if there are none."""
+    constants = (node for node in model.get_ops() if node.get_type_name() == "Constant")
+    found = {str(node.get_element_type().get_type_name()) for node in constants} & _COMPRESSED
+    return f"{' and '.join(sorted(found))} weights" if found else None
 
 
 def _refuse_without_state(model: Graph) -> None:

@@ -36,6 +36,7 @@ _UNSUPPORTED = {
     "tokenizer_worker_num": "nothing is tokenized in SGLang",
     "tool_call_parser": "texts are given as the model wrote them",
 }
+_ATTENTION = ("attention_backend", "prefill_attention_backend", "decode_attention_backend")
 _TORCH_DEVICES = ("cuda", "xpu")
 """Devices that torch knows without a plug-in."""
 _REFUSED = {
@@ -90,6 +91,18 @@ def select_model_arguments(arguments: dict[str, Any]) -> dict[str, Any]:
     if "json_model_override_args" in arguments:
         found["model_override_args"] = arguments["json_model_override_args"]
     return found
+
+
+def choose_attention(arguments: dict[str, Any]) -> dict[str, str]:
+    """Return the kernels of attention to ask for, if SGLang's own choice can't compute in float32.
+
+    SGLang 0.5.23 takes `fa3` on a Hopper GPU (`arg_groups/model_override_base.py`), and FlashInfer
+    or its like on others, whatever the precision; they have 16 bits and less.
+    """
+    is_chosen = any(arguments.get(name) is not None for name in _ATTENTION)
+    if arguments["device"] != "cuda" or arguments.get("dtype") != "float32" or is_chosen:
+        return {}
+    return {"attention_backend": "triton"}
 
 
 def _choose_device(asked: str | None) -> str:

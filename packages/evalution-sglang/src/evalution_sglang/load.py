@@ -22,7 +22,7 @@ from evalution_enginekit.serving_session import (
     loading_errors,
 )
 from evalution_enginekit.tokenizer_classes import read_json
-from evalution_sglang.arguments import make_arguments, select_model_arguments
+from evalution_sglang.arguments import choose_attention, make_arguments, select_model_arguments
 from evalution_sglang.engine_thread import EngineThread
 from evalution_sglang.options import SGLangOptions
 from evalution_sglang.runtime import CPU, QUIET, SCORES, Library, import_sglang
@@ -83,6 +83,7 @@ def _start(
         if (dtype := choose_serving_dtype(options.dtype, declared, folder)) != options.dtype:
             arguments["dtype"] = dtype
             config = _read_config(sglang, arguments)
+        arguments |= choose_attention(arguments)
         option, asked = _window_option(options)
         window = choose_window(asked, config.context_len, option=option)
         arguments["context_length"] = window + _RESERVED

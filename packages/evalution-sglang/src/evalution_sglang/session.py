@@ -18,7 +18,6 @@ _DEFAULT_LIMIT = 128
 """Requests at once: with more in its queue, SGLang no longer compares their prefixes."""
 _DESCRIBED = (
     "device",
-    "quantization",
     "kv_cache_dtype",
     "sampling_backend",
     "schedule_policy",
@@ -50,11 +49,10 @@ def open_session(
             requests=EngineRequests(thread, parameters),
             slots=_count_slots(options, described),
             listed_tokens=_LISTED_LIMIT,
-            dtype=name_precision(
-                config.dtype, described["quantization"], described["kv_cache_dtype"]
-            ),
+            dtype=name_precision(config.dtype, config.quantization, described["kv_cache_dtype"]),
             execution={
                 "version": describe_version(),
+                "quantization": config.quantization,
                 "attention": described["attention_backend"],
                 "prefix_caching": not described["disable_radix_cache"],
                 **{name: described[name] for name in _DESCRIBED},

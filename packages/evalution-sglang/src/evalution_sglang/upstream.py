@@ -13,6 +13,7 @@ class ModelConfig(Protocol):
     context_len: int
     vocab_size: int
     dtype: Any
+    quantization: str | None
     hf_config: Any
     hf_eos_token_id: set[int] | None
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import ModuleType
@@ -37,6 +37,8 @@ _HINTS = LoadingHints(
     "max_model_len, max_batch_size, free_gpu_memory_fraction or tensor_parallel_size",
     device="an NVIDIA GPU and its driver; on this machine take the engine Transformers or LlamaCpp",
 )
+_QUANTIZATION = "hf_quant_config.json"
+"""The file in which ModelOpt says how it has quantized a checkpoint."""
 _LENGTHS = ("max_position_embeddings", "n_positions", "max_sequence_length", "seq_length")
 
 
@@ -48,7 +50,7 @@ class Checkpoint:
         max_positions: the longest sequence; None if the configuration states none.
         vocabulary: how many logits a row has; None if it states none.
         dtype: precision of the weights.
-        quantization: the method that they are quantized with.
+        quantization: the method that weights and cache are quantized with.
         eos_ids: the ids that end a generation.
         revision: the commit on the Hub.
     """
@@ -120,7 +122,8 @@ def read_checkpoint(model: Model, folder: Path | None) -> Checkpoint:
             raise ConfigurationError(
                 f"no config.json in {folder}: give a folder with config.json and weights"
             )
-        return replace(_parse_config(read_json(file)), eos_ids=frozenset())
+        found = _parse_config(read_json(file), read_json(folder / _QUANTIZATION))
+        return replace(found, eos_ids=frozenset())
     transformers: Any = import_runtime(
         "transformers", TRANSFORMERS, install='pip install "transformers>=4.57"'
     )
@@ -141,19 +144,34 @@ def read_checkpoint(model: Model, folder: Path | None) -> Checkpoint:
     except OSError:
         # A model without generation settings is complete: its configuration has the end tokens.
         pass
-    return replace(_parse_config(declared), revision=read_commit_hash(config))
+    exported: dict[str, Any] = {}
+    with suppress(OSError):
+        # Only ModelOpt writes this file.
+        exported = read_json(
+            Path(transformers.utils.cached_file(model.path, _QUANTIZATION, **where))
+        )
+    return replace(_parse_config(declared, exported), revision=read_commit_hash(config))
 
 
-def _parse_config(declared: Mapping[str, Any]) -> Checkpoint:
+def _parse_config(declared: Mapping[str, Any], exported: Mapping[str, Any]) -> Checkpoint:
     text = cast("Mapping[str, Any]", declared.get("text_config") or declared)
     lengths = [text[name] for name in _LENGTHS if isinstance(text.get(name), int)]
     dtype = text.get("dtype") or text.get("torch_dtype") or declared.get("dtype")
     dtype = dtype or declared.get("torch_dtype") or "bfloat16"
-    quantization = cast("Mapping[str, Any]", declared.get("quantization_config") or {})
     return Checkpoint(
         lengths[0] if lengths else None,
         text.get("vocab_size"),
         str(dtype).removeprefix("torch."),
-        str(quantization.get("quant_method", "unknown")) if quantization else None,
+        _name_quantization(declared, exported),
         parse_eos_ids(declared.get("eos_token_id")),
     )
+
+
+def _name_quantization(declared: Mapping[str, Any], exported: Mapping[str, Any]) -> str | None:
+    """Return the methods that ModelOpt's file states, which is read first, else config.json."""
+    own = cast("Mapping[str, Any]", declared.get("quantization_config") or {})
+    stated = cast("Mapping[str, Any]", exported.get("quantization") or {})
+    method = stated.get("quant_algo") or (own.get("quant_method", "unknown") if own else None)
+    cache = stated.get("kv_cache_quant_algo")
+    named = (method, f"cache in {cache}" if cache else None)
+    return ", ".join(str(part) for part in named if part) or None

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping
-from contextlib import ExitStack
+from collections.abc import Callable, Generator, Mapping
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
@@ -27,8 +27,19 @@ from evalution_vllm.options import VLLMOptions
 from evalution_vllm.runtime import PRIVATE, QUIET, import_vllm, is_cpu
 
 _HINTS = LoadingHints(
-    "vLLM", "max_model_len, kv_cache_memory_bytes, tensor_parallel_size or quantization"
+    "vLLM",
+    "max_model_len, kv_cache_memory_bytes, gpu_memory_utilization, tensor_parallel_size or "
+    "quantization",
+    process_errors=(ChildProcessError,),
 )
+_NO_MEMORY = (
+    "KV cache is needed",
+    "Cannot auto-fit max_model_len",
+    "No available memory",
+    "less than desired",
+    "less than requested memory",
+)
+"""Parts of the errors that vLLM 0.32 and 0.33 raise where weights or cache don't fit."""
 _PROMPT_PART = 1024
 """Tokens of one prompt in one step. Runners of vLLM's first generation hold logits
 `[tokens, vocabulary]` for the part of a prompt whose log-probabilities they compute."""
@@ -80,10 +91,11 @@ def _start(
         check_complete(declared, folder)
         arguments["dtype"] = choose_serving_dtype(options.dtype, declared.to_dict(), folder)
         window = fit_window(config, choose_window(options.max_model_len, config.max_model_len))
-        # One more than is ever fed: the token that a scored request generates.
-        arguments["max_model_len"] = window + 1
-        arguments.setdefault("long_prefill_token_threshold", min(_PROMPT_PART, window + 1))
-        llm = _start_llm(vllm, arguments, resources, multiprocessing=options.multiprocessing)
+        arguments["max_model_len"] = choose_max_model_len(options, config, arguments, window)
+        arguments.setdefault("long_prefill_token_threshold", min(_PROMPT_PART, window))
+        with start_errors(multiprocessing=options.multiprocessing):
+            llm = _start_llm(vllm, arguments, resources, multiprocessing=options.multiprocessing)
+        window = min(window, llm.llm_engine.vllm_config.model_config.max_model_len - 1)
     return StartedModel(
         Runtime(vllm, llm), window, _read_declared_eos(config), read_commit_hash(config.hf_config)
     )
@@ -101,6 +113,38 @@ def fit_window(config: Any, window: int) -> int:
     border: Any = getattr(settings, "original_max_position_embeddings", None)
     border = border or scaling.get("original_max_position_embeddings")
     return window - 1 if window == border else window
+
+
+def choose_max_model_len(
+    options: VLLMOptions, config: Any, arguments: Mapping[str, Any], window: int
+) -> int:
+    """Return vLLM's `max_model_len`: one more than is fed, for the token that a score generates.
+
+    It is -1, by which vLLM fits it to the cache, where no window was asked for and a cache of given
+    size may lack room for the model's own. That is reckoned as if every layer kept every token.
+    """
+    room = arguments.get("kv_cache_memory_bytes")
+    if options.max_model_len is not None or room is None:
+        return window + 1
+    values = 2 * config.get_total_num_kv_heads() * config.get_head_size()
+    values *= config.get_total_num_hidden_layers()
+    size = 4 if arguments["dtype"] == "float32" else 2
+    # The last block may be partly filled, and vLLM keeps one; by default they have at most 128.
+    tokens = window + 1 + 2 * (arguments.get("block_size") or 128)
+    return -1 if values * size * tokens > room else window + 1
+
+
+@contextmanager
+def start_errors(*, multiprocessing: bool) -> Generator[None]:
+    """Turn errors that vLLM raises for memory and processes into those that `_HINTS` knows."""
+    try:
+        yield
+    except (RuntimeError, ValueError) as error:
+        if any(sign in str(error) for sign in _NO_MEMORY):
+            raise MemoryError(f"out of memory: {error}") from error
+        if multiprocessing and isinstance(error, RuntimeError):
+            raise ChildProcessError(str(error)) from error
+        raise
 
 
 def _start_llm(
