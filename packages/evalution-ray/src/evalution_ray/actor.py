@@ -11,7 +11,6 @@ from importlib import import_module
 from importlib.metadata import version
 from typing import NamedTuple, cast
 
-from evalution.environment import read_environment
 from evalution.workers import (
     BuildFailed,
     Close,
@@ -20,9 +19,9 @@ from evalution.workers import (
     Outbox,
     Service,
     build_session,
+    describe_environment,
     pack_error,
     pack_messages,
-    unpack_engine,
     unpack_messages,
 )
 from evalution_core import EngineUnavailableError
@@ -101,7 +100,7 @@ class SessionActor:
         try:
             session = build_session(what.engine, what.model)
             # The driver may have another version of the runtime, or none.
-            environment = read_environment(unpack_engine(what.engine))
+            environment = describe_environment(what.engine)
             environment.versions.update({name: version(name) for name in _OWN})
         except ImportError as error:
             failure = EngineUnavailableError(

@@ -10,7 +10,7 @@ package that runs workers elsewhere makes `Worker`s for a `Supervision`, serves 
 `build_session`, `Service` and `Outbox`, and passes the messages between both as bytes.
 """
 
-from evalution.workers.child import Service, build_session, unpack_engine
+from evalution.workers.child import Service, build_session, describe_environment
 from evalution.workers.interpreter import declare_engine
 from evalution.workers.session import (
     SupervisedSession,
@@ -55,10 +55,10 @@ __all__ = [
     "build_supervised",
     "check_workers",
     "declare_engine",
+    "describe_environment",
     "find_lost_capabilities",
     "pack_configuration",
     "pack_error",
     "pack_messages",
-    "unpack_engine",
     "unpack_messages",
 ]

@@ -72,7 +72,7 @@ def build_session(engine: bytes, model: bytes) -> BaseInferenceSession:
 
     The pickles come from the program that started this worker, and from nowhere else.
     """
-    source, weights = unpack_engine(engine), pickle.loads(model)
+    source, weights = _unpack_engine(engine), pickle.loads(model)
     assert isinstance(weights, Model)
     register_secrets(source)
     register_secrets(weights)
@@ -82,8 +82,7 @@ def build_session(engine: bytes, model: bytes) -> BaseInferenceSession:
     return session
 
 
-def unpack_engine(packed: bytes) -> BaseEngine:
-    """Return a pickled engine, or that of a pickled name and options; it comes from as above."""
+def _unpack_engine(packed: bytes) -> BaseEngine:
     source = pickle.loads(packed)
     if isinstance(source, EngineSpec):
         return load_engine(source.kind).from_options(source.params)
@@ -91,11 +90,9 @@ def unpack_engine(packed: bytes) -> BaseEngine:
     return source
 
 
-def _describe_environment(packed: bytes) -> Environment | None:
-    """Return what an engine runs on here; None for one of the parent's own environment."""
-    if not isinstance(pickle.loads(packed), EngineSpec):
-        return None
-    return read_environment(unpack_engine(packed))
+def describe_environment(packed: bytes) -> Environment:
+    """Return the software that a pickled engine runs on here."""
+    return read_environment(_unpack_engine(packed))
 
 
 class Service:
@@ -279,7 +276,8 @@ def main() -> None:
             if start.main:
                 spawn.prepare(start.main)
             session = build_session(start.engine, start.model)
-            environment = _describe_environment(start.engine)
+            is_foreign = isinstance(pickle.loads(start.engine), EngineSpec)
+            environment = describe_environment(start.engine) if is_foreign else None
         except BaseException as error:  # noqa: BLE001 - the parent raises it
             outbox.put(BuildFailed(pack_error(error, "building the session")))
             outbox.flush(_FLUSH_S)
