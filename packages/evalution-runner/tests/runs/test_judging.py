@@ -168,6 +168,16 @@ def test_a_row_without_an_answer_is_not_graded(run: Any, panel: Any, scripted_se
     assert "row 0|4" not in judge.asked
 
 
+def test_nothing_is_graded_where_every_answer_failed(run: Any, panel: Any) -> None:
+    def fail(events: Iterator[Any]) -> Iterator[Any]:
+        return ((key, RequestFailure(EngineRuntimeError("no"))) for key, _ in events)
+
+    model = panel(answer_right)
+    model.session.script = fail
+    result = run(model, panel(approve))
+    assert (result["rows"].failed, result["rows-judged"].n, result.status) == (6, 0, "done")
+
+
 def test_a_verdict_that_changes_with_the_order_is_a_tie(run: Any, panel: Any) -> None:
     def prefer(prompt: str) -> str:
         if "row 0" in prompt:

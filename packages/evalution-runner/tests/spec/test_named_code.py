@@ -21,6 +21,7 @@ CODE: list[dict[str, Any]] = [
     {"engine": {"type": "Transformers", "attn_implementation": "owner/kernel"}},
     {"engine": {"type": "Ray", "runtime_env": {"pip": ["evil"]}}},
     {"engine": {"type": "RayReplicas", "address": "ray://evil:10001"}},
+    {"engine": {"type": "RayReplicas", "address": "10.0.0.1:6379"}},
     {"model": {"path": "m", "trust_remote_code": True}},
     {"tests": ["antigravity:X"]},
     {"tests": [{"type": "suite.py:X"}]},
@@ -34,6 +35,7 @@ CODE: list[dict[str, Any]] = [
 ]
 PLAIN: list[dict[str, Any]] = [
     {"engine": {"type": "RayReplicas", "address": "auto"}},
+    {"model": {"path": "m", "chat_template_kwargs": {"address": "12 Main Street"}}},
     {"engine": "evalution_enginekit.mock:Mock", "model": "owner/name:file.gguf"},
     {"engine": {"type": "acme/VLLM", "vllm_kwargs": {"seed": 1, "worker_cls": None}}},
     {"model": {"path": "m", "trust_remote_code": False, "chat_template_kwargs": {"a": "b.c"}}},

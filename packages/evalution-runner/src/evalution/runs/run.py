@@ -340,7 +340,7 @@ class Run:
                             raise KeyboardInterrupt
                         grading = opened.prepare(suite, answers)
                         known = self._store.begin_suite(name, base=opened.answer_base)
-                        count = grading.check_samples(self._options.limit)
+                        count = sum(1 for _ in grading.samples(self._options.limit))
                         self._run_on(opened.session, grading, name, known, count)
                     except BaseException as error:
                         self._record.fail(error, name)

@@ -34,6 +34,8 @@ _CODE_ARGUMENT = re.compile(
 )
 _DOTTED = re.compile(r"[A-Za-z_]\w*([.:][A-Za-z_]\w*)+|.*\.py")
 _HUB_KERNEL = re.compile(r".*/.*")
+_CLUSTER = re.compile(r"ray://.*|.*:\d+")
+"""Ray's answers are unpickled."""
 
 
 def check_named_code(document: Mapping[str, Any]) -> None:
@@ -74,8 +76,8 @@ def _is_code(key: str, value: object) -> bool:
         return bool(value)
     if name in _PLUGINS:
         return ":" in text and not _OURS.fullmatch(text)
-    if name == "address":  # of a Ray cluster, whose answers are unpickled
-        return text not in ("", "auto", "local")
+    if name == "address":
+        return _CLUSTER.fullmatch(text) is not None
     if name == "execute":
         return text == "partial"
     if name == "tasks":
