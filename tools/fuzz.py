@@ -26,6 +26,7 @@ import traceback
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -60,6 +61,7 @@ from evalution_enginekit.tokenizer import TokenizerFile
 from evalution_openai.client.connection import ServerConnection
 from evalution_openai.client.responses import ResponseReader
 from evalution_openai.client.retry import RetryableError
+from evalution_openai.options import OpenAIOptions
 
 PATIENCE_S = 10.0
 MEMORY = 4 << 30
@@ -229,15 +231,18 @@ def list_tokenizers() -> list[bytes]:
     return [json.dumps(content).encode() + b"\0\0" + settings, whole + b"\0\0" + settings]
 
 
+@cache
+def connect() -> Any:
+    return ServerConnection(OpenAIOptions(base_url="http://server/v1"))
+
+
 def parse_events(content: bytes) -> None:
-    connection: Any = ServerConnection.__new__(ServerConnection)
-    connection._credentials = ()
     request = httpx.Request("POST", "http://server/v1/completions")
     response = httpx.Response(200, content=content, request=request)
     reader = ResponseReader(top=2)
 
     async def read_all() -> None:
-        async for event in connection._parse_events(response):
+        async for event in connect()._parse_events(response):
             reader.read_event(event)
 
     asyncio.run(read_all())
