@@ -360,9 +360,9 @@ def run_all() -> int:
 
 
 def count_lanes() -> int:
-    """Return how many stages run at once: two more than cores, up to what memory holds."""
+    """Return how many stages run at once: one more than cores, up to what memory holds."""
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    return max(1, min(len(os.sched_getaffinity(0)) + 2, int(memory / LANE_BYTES)))
+    return max(1, min(len(os.sched_getaffinity(0)) + 1, int(memory / LANE_BYTES)))
 
 
 def list_light(stages: Stages) -> Iterator[Callable[[], object]]:
