@@ -68,6 +68,17 @@ def report(
 
 
 @pytest.fixture
+def show(open_page: OpenPage, write_page: Any, tmp_path: Path) -> OpenPage:
+    """Opens the report of some runs."""
+
+    def write_and_open(*runs: Any, **options: Any) -> AbstractContextManager[Visit]:
+        write_page(*runs, **options)
+        return open_page((tmp_path / "page.html").as_uri())
+
+    return write_and_open
+
+
+@pytest.fixture
 def visit(open_page: OpenPage, report: Path, request: pytest.FixtureRequest) -> Iterator[Visit]:
     with open_page(report.as_uri(), **getattr(request, "param", {})) as found:
         yield found
@@ -269,16 +280,10 @@ def test_keyboard_goes_through_the_samples(visit: Visit) -> None:
 
 
 def test_equal_runs_have_intervals_within_their_range_and_no_plot_of_differences(
-    open_page: OpenPage,
-    write_page: Any,
-    make_run: Any,
-    make_suite: Any,
-    make_sample: Any,
-    tmp_path: Path,
+    show: OpenPage, make_run: Any, make_suite: Any, make_sample: Any
 ) -> None:
     all_right = [make_run(make_suite("sums", [make_sample(row) for row in range(8)]))] * 2
-    write_page(*all_right)
-    with open_page((tmp_path / "page.html").as_uri()) as visit:
+    with show(*all_right) as visit:
         score = visit.page.locator(".matrix td").nth(0).inner_text()
         assert score.split() == ["1.0000", "0.6756", "to", "1.0000"]
         visit.go("#/compare")
@@ -287,33 +292,21 @@ def test_equal_runs_have_intervals_within_their_range_and_no_plot_of_differences
 
 
 def test_rows_that_only_one_run_answered_compare_nothing(
-    open_page: OpenPage,
-    write_page: Any,
-    make_run: Any,
-    make_suite: Any,
-    make_sample: Any,
-    tmp_path: Path,
+    show: OpenPage, make_run: Any, make_suite: Any, make_sample: Any
 ) -> None:
     right = [make_sample(row) for row in range(8)]
     failed = [make_sample(row, 0.0, error="died", prediction=None) for row in range(8)]
-    write_page(make_run(make_suite("sums", right)), make_run(make_suite("sums", failed)))
-    with open_page((tmp_path / "page.html").as_uri()) as visit:
+    with show(make_run(make_suite("sums", right)), make_run(make_suite("sums", failed))) as visit:
         (said,) = visit.page.locator(".summary li").all_inner_texts()
         assert said == "B and A can't be compared on sums, where both answered too few rows."
 
 
 def test_at_most_eight_runs_are_compared_the_last_that_were_chosen(
-    open_page: OpenPage,
-    write_page: Any,
-    make_run: Any,
-    make_suite: Any,
-    make_sample: Any,
-    tmp_path: Path,
+    show: OpenPage, make_run: Any, make_suite: Any, make_sample: Any
 ) -> None:
     whole = [make_run(make_suite("sums", [make_sample(0)])) for _ in range(22)]
     broken = make_run(status="failed", error={"type": "OSError", "message": "", "suite": None})
-    write_page(broken, *whole)
-    with open_page((tmp_path / "page.html").as_uri()) as visit:
+    with show(broken, *whole) as visit:
         assert "A was ended by an error" in visit.page.locator(".summary").inner_text()
         visit.go("#/compare")
         pressed = visit.page.locator("[data-key^=compared][aria-pressed=true] .badge")
@@ -336,10 +329,9 @@ def test_skipping_to_the_content_keeps_the_page(visit: Visit) -> None:
 
 
 def test_section_of_a_report_is_reached_from_any_page(
-    open_page: OpenPage, write_page: Any, make_run: Any, parity_folder: Path, tmp_path: Path
+    show: OpenPage, make_run: Any, parity_folder: Path
 ) -> None:
-    write_page(make_run(), parity=read_folders([str(parity_folder)]).parity)
-    with open_page((tmp_path / "page.html").as_uri()) as visit:
+    with show(make_run(), parity=read_folders([str(parity_folder)]).parity) as visit:
         visit.go("#/run?run=A")
         assert not visit.page.locator("#parity").is_visible()
         visit.page.get_by_role("link", name="Parity").click()
@@ -355,19 +347,13 @@ def test_numbers_of_settings_are_whole_and_tokens_may_lack_a_text(visit: Visit) 
 
 
 def test_scores_of_several_steps_are_a_curve(
-    open_page: OpenPage,
-    write_page: Any,
-    make_run: Any,
-    make_suite: Any,
-    make_sample: Any,
-    tmp_path: Path,
+    show: OpenPage, make_run: Any, make_suite: Any, make_sample: Any
 ) -> None:
     def at(step: int) -> Any:
         suites = [make_suite(f"suite {number}", [make_sample(0)]) for number in range(9)]
         return make_run(*suites, step=step)
 
-    write_page(at(0), at(50))
-    with open_page((tmp_path / "page.html").as_uri()) as found:
+    with show(at(0), at(50)) as found:
         signs = found.page.locator(".charts", has_text="Scores over training").locator(
             ".legend svg"
         )
@@ -377,12 +363,7 @@ def test_scores_of_several_steps_are_a_curve(
 
 
 def test_interval_beyond_a_bound_is_cut_and_equal_scores_have_no_plot_of_differences(
-    open_page: OpenPage,
-    write_page: Any,
-    make_run: Any,
-    make_suite: Any,
-    make_sample: Any,
-    tmp_path: Path,
+    show: OpenPage, make_run: Any, make_suite: Any, make_sample: Any
 ) -> None:
     def suites(share: float) -> list[Any]:
         metrics = {"acc": MetricResult(share, 0.1, True, 3, (share - 0.2, share + 0.2))}
@@ -393,8 +374,7 @@ def test_interval_beyond_a_bound_is_cut_and_equal_scores_have_no_plot_of_differe
             make_suite("prose", prose, higher=False),
         ]
 
-    write_page(make_run(*suites(0.9)), make_run(*suites(0.95)))
-    with open_page((tmp_path / "page.html").as_uri()) as visit:
+    with show(make_run(*suites(0.9)), make_run(*suites(0.95))) as visit:
         shares = visit.page.locator("figure").nth(0)
         lines = shares.locator("g[aria-label=rule] line").all()
         ends = [float(line.get_attribute("x2")) for line in lines[-2:]]
