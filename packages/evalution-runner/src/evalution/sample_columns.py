@@ -116,8 +116,8 @@ def _take(column: array[_Number], places: Iterable[int]) -> array[_Number]:
     return array(column.typecode, [column[at] for at in places])
 
 
-def _value(value: float | None) -> float:
-    return math.inf if value is None or not math.isfinite(value) else value
+def _value(value: float) -> float:
+    return value if math.isfinite(value) else math.inf
 
 
 def _digest(value: object) -> int:
