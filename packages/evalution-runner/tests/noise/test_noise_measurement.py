@@ -96,8 +96,14 @@ class NewEachTime(Shifted):
 
 
 class SeedIgnoring(ToySession):
+    """Draws by seeds of its own: the system's would give equal texts once in a hundred runs."""
+
+    def __init__(self, engine: Toy, model: Model):
+        super().__init__(engine, model)
+        self.seeds = count()
+
     def _start(self, prompt: TokenPrompt) -> Any:
-        return super()._start(replace(prompt, seed=None))
+        return super()._start(replace(prompt, seed=next(self.seeds)))
 
 
 class SeedFixed(ToySession):
