@@ -61,8 +61,8 @@ GPU_REHEARSAL = [
     *("-m", "tools.gpu", "all", "--rehearse", "--fresh", "--work", "build/gpu/rehearsal"),
 ]
 """Every stage of docs/gpu.md at tiny sizes, the bundle's assembly included."""
-FUZZ = ["uv", "run", "tools/fuzz.py", "--seed", "1", "--seconds", "600"]
-"""A minute of processor time for each parser."""
+FUZZ = ["nice", "uv", "run", "tools/fuzz.py", "--seed", "1", "--seconds", "600"]
+"""A minute of processor time for each parser, which other stages leave."""
 FEWER_EXAMPLES = "--hypothesis-profile=again"
 """For tests that the first light run has tried with more."""
 PUBLISHED = ["uv", "run", "pytest", "-m", "wide", "-n", "0", "tests/test_published.py"]
@@ -315,7 +315,8 @@ def run_all() -> int:
     """Run every stage: the README's two commands first, and beside the second the others, in lanes.
 
     A lane runs one stage after the other, each with one process of pytest: what a stage has in
-    common is made once, and while some wait for a server, others compute.
+    common is made once, and while some wait for a server, others compute. The fuzzing needs no lane:
+    it takes the time that those leave.
     """
     os.environ |= {"UV_LOCKED": "1", "CI": "true"}
     # Processes of all stages share bytecode; many of them import torch.
@@ -332,6 +333,7 @@ def run_all() -> int:
     with (
         ThreadPoolExecutor(1) as compiling,
         ThreadPoolExecutor(1) as building,
+        ThreadPoolExecutor(1) as fuzzing,
         ThreadPoolExecutor(count_lanes()) as lanes,
     ):
         lowest = building.submit(run_quietly, lowest_commands())
@@ -354,7 +356,8 @@ def run_all() -> int:
             ),
             partial(run_matrix, stages, builds),
         ]
-        for done in [lanes.submit(task) for task in tasks]:
+        fuzzed = fuzzing.submit(stages.run, "fuzz", FUZZ, is_beside=True)
+        for done in [*map(lanes.submit, tasks), fuzzed]:
             done.result()
     return stages.close()
 
@@ -379,7 +382,6 @@ def list_light(stages: Stages) -> Iterator[Callable[[], object]]:
     yield run("planted drift", [*pytest, "-m", "wide", "tests/test_planted_drift.py"])
     site = ["uv", "run", "--only-group", "docs", "tools/docs_site.py"]
     yield run("site", site, UV_PROJECT_ENVIRONMENT=str(ROOT / ".venv-docs"))
-    yield run("fuzz", FUZZ)
     yield run("faults", [*pytest, "-m", "faults", "tests/faults"], **require_light())
     pages = ("first_commands", "git_install", "recording", "release", "standalone_wheels")
     shown = [f"tests/test_{page}.py" for page in pages]
