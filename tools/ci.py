@@ -315,8 +315,8 @@ def run_all() -> int:
     """Run every stage: the README's two commands first, and beside the second the others, in lanes.
 
     A lane runs one stage after the other, each with one process of pytest: what a stage has in
-    common is made once, and while some wait for a server, others compute. The fuzzing needs no lane:
-    it takes the time that those leave.
+    common is made once, and while some wait for a server, others compute. The fuzzing has no lane,
+    and takes the time that those leave.
     """
     os.environ |= {"UV_LOCKED": "1", "CI": "true"}
     # Processes of all stages share bytecode; many of them import torch.
