@@ -19,19 +19,30 @@ def test_machine_is_described() -> None:
 
 @pytest.mark.skipif(sys.platform == "win32", reason="the tools are played by shell scripts")
 @pytest.mark.parametrize(
-    ("body", "shown"),
+    ("tool", "body", "shown"),
     [
-        ("echo 'GPU 0: NVIDIA H200 (UUID: GPU-1)'", "GPU       GPU 0: NVIDIA H200 (UUID: GPU-1)"),
-        ("echo no driver >&2; exit 9", "nvidia-smi failed with 9: no driver"),
-        ("exit 0", "none that nvidia-smi or rocm-smi reports"),
+        (
+            "nvidia-smi",
+            "echo 'GPU 0: NVIDIA H200 (UUID: GPU-1)'",
+            "GPU       GPU 0: NVIDIA H200 (UUID: GPU-1)",
+        ),
+        ("nvidia-smi", "echo no driver >&2; exit 9", "nvidia-smi failed with 9: no driver"),
+        ("nvidia-smi", "exit 0", "none that nvidia-smi or rocm-smi reports"),
+        ("rocm-smi", "echo no driver >&2", "none that nvidia-smi or rocm-smi reports"),
+        ("rocm-smi", "echo device,Card series; echo card0,MI300", "GPU       card0,MI300"),
     ],
 )
 def test_accelerators_are_those_of_the_vendors_tools(
-    command_line: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, body: str, shown: str
+    command_line: Any,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    tool: str,
+    body: str,
+    shown: str,
 ) -> None:
-    tool = tmp_path / "bin" / "nvidia-smi"
-    tool.parent.mkdir()
-    tool.write_text(f"#!/bin/sh\n{body}\n")
-    tool.chmod(0o755)
-    monkeypatch.setenv("PATH", f"{tool.parent}:/usr/bin:/bin")
+    program = tmp_path / "bin" / tool
+    program.parent.mkdir()
+    program.write_text(f"#!/bin/sh\n{body}\n")
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{program.parent}:/usr/bin:/bin")
     assert shown in command_line("doctor", "TensorRTLLM").stdout

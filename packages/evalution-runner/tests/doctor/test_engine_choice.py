@@ -63,6 +63,8 @@ def test_model_gets_an_engine_by_its_files(machine: Any, model: Any, tmp_path: P
     assert weights.reason.endswith("is a folder of weights (gpt2), and this machine has no GPU")
     quantized = model(model_type="llama", quantization_config={"quant_method": "gptq"})
     assert choose_engine(quantized, {}).engine == "GPTQModel"
+    packed = model(model_type="llama", quantization_config={"quant_method": "compressed-tensors"})
+    assert choose_engine(packed, {}).engine == "Transformers"
     assert choose_engine(model("openvino_model.xml"), {}).engine == "OpenVINO"
     (tmp_path / "openvino_model.xml").unlink()
     (tmp_path / "config.json").unlink()

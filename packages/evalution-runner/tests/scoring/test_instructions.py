@@ -29,6 +29,7 @@ def test_a_letter_that_is_none_is_counted() -> None:
     )
     assert (hashes.is_followed("# #"), hashes.is_followed("#")) == (True, False)
     assert not Instruction("punctuation:no_comma", ()).is_followed(" ")
+    assert not Instruction("detectable_format:json_format", ()).is_followed("[" * 100_000)
 
 
 @pytest.mark.parametrize(
@@ -40,6 +41,12 @@ def test_a_letter_that_is_none_is_counted() -> None:
             ["length_constraints:number_words"],
             [{"num_words": 3, "relation": "at most"}],
             "needs 'relation' in kwargs, got 'at most'; possible: less than, at least",
+        ),
+        (["keywords:existence"], [{"keywords": "cat"}], "got 'cat'; possible: a list of texts"),
+        (
+            ["length_constraints:number_words"],
+            [{"num_words": "300", "relation": "at least"}],
+            "needs 'num_words' in kwargs, got '300'; possible: a whole number",
         ),
         (["punctuation:no_comma"], [], "there are 1 instructions and 0 kwargs"),
     ],

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 from pathlib import Path
 from typing import Any
@@ -58,6 +59,15 @@ def test_targets_without_a_right_answer_are_named(targets: Any, message: str) ->
     with pytest.raises(ConfigurationError, match="row 0 of data") as caught:
         suite.check_samples()
     assert message in str(caught.value)
+
+
+def test_row_of_mmlu_pro_in_no_category_is_refused(tmp_path: Path) -> None:
+    data = tmp_path / "rows.jsonl"
+    data.write_text(json.dumps({"category": "Math", "question": "1 + 1?"}))
+    with pytest.raises(
+        ConfigurationError, match=r"line 1: the category 'Math' is none of: .*'math'"
+    ):
+        named("mmlu_pro", data=data, num_fewshot=0).check_samples()
 
 
 def test_categories_of_mmlu_pro_are_parts_of_one_file() -> None:

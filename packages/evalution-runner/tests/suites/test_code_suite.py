@@ -10,7 +10,7 @@ import pytest
 import evalution
 from evalution.scoring import sandbox
 from evalution.suites import load_suite
-from evalution.suites.code_suite import estimate_pass
+from evalution.suites.code_suite import estimate_pass, find_code_block
 from evalution_core import Capability, ConfigurationError, GenerationOutput
 from evalution_enginekit.mock import Mock, MockSession
 
@@ -61,6 +61,41 @@ def test_the_chance_of_a_right_answer_among_k() -> None:
     assert [estimate_pass(5, right, 2) for right in (0, 1, 4, 5)] == [0.0, pytest.approx(0.4), 1, 1]
     with pytest.raises(ConfigurationError, match=r"must not exceed num_samples \(1\), got \[5\]"):
         humaneval(k=[5])
+
+
+def test_blanks_before_a_program_are_kept_where_the_prompt_has_closed_the_thought() -> None:
+    suite = humaneval(think_end_token="</think>")
+    written = GenerationOutput("<think>\n\n</think>\n\n", "    return a + b\n")
+    score = suite.score(next(suite.samples()), [written])
+    assert (score.extracted["reasoning"], score.measures["pass@1"].value) == ("closed", 1)
+
+
+@pytest.mark.parametrize(
+    ("text", "code"),
+    [
+        ("x = 1", "x = 1"),
+        ("So:\n```python\nx = 1\n```\nas asked", "x = 1\n"),
+        ("```\nx = 1", "x = 1"),
+        ("1. Here:\n   ```python\n   if x:\n       y\n   ```", "if x:\n    y\n"),
+        ("```bash\npip install x\n```\n```py\nx = 1\n```", "x = 1\n"),
+        ("~~~python\nx = 1\n~~~", "x = 1\n"),
+        ("```text\nx = 1\n```", "x = 1\n"),
+        ('```python\nx = "`a`"```', 'x = "`a`"'),
+    ],
+)
+def test_first_block_of_python_is_the_program(text: str, code: str) -> None:
+    assert find_code_block(text) == code
+
+
+def test_solved_rows_of_ones_own_show_their_programs() -> None:
+    row = {"text": "Add.", "code": "def f(): pass", "test_list": ["assert f()"]}
+    for name, closing in (("mbpp", "[DONE]"), ("mbpp_instruct", "```")):
+        kind: Any = load_suite(name)
+        other = row | {"text": "Double."}
+        suite = kind(data=[row], fewshot_data=[other], num_fewshot=1, execute="sandbox")
+        sample = next(suite.samples())
+        assert f"def f(): pass\n{closing}\n\nYou are" in sample.prompt
+        assert sample.expected == "assert f()"
 
 
 def test_only_what_follows_a_thought_is_run() -> None:

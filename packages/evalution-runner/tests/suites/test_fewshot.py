@@ -119,6 +119,11 @@ def test_too_few_rows_say_how_many_are_needed() -> None:
         fixed(5, POOL[:3])
 
 
+def test_as_many_rows_of_ones_own_as_are_shown_are_enough() -> None:
+    shots = SeededShots(POOL[:3], 3, 1234, shared=False, draw_extra_shot=True)
+    assert sorted(ids(shots.before(POOL[5]))) == [0, 1, 2]
+
+
 def test_rows_that_are_all_the_question_itself_can_show_nothing() -> None:
     same = rows([1, 1, 1])
     with pytest.raises(ConfigurationError, match=r"0 of [0-9]+ few-shot rows found"):

@@ -70,7 +70,7 @@ def test_each_metric_judges_the_answer_of_each_pipeline() -> None:
     )
     assert score(suite, "so 1 + 1 is 2.0") == {
         "contains,strict": 0.0,
-        "contains,loose": 1.0,
+        "contains,loose": 0.0,
         "number,strict": 0.0,
         "number,loose": 1.0,
     }

@@ -119,10 +119,10 @@ def test_more_worked_examples_than_there_are() -> None:
     assert "8 of 9 few-shot rows found; lower num_fewshot" in str(caught.value)
 
 
-def test_solved_rows_of_ones_own_end_in_the_number() -> None:
+def test_solved_rows_of_ones_own_show_their_steps_and_the_number() -> None:
     own = {"question": "1 + 1?", "answer": "Two.\n#### 2 "}
     sample = next(named("gsm8k_cot", ROW, fewshot_data=[own], num_fewshot=1).samples())
-    assert sample.prompt.startswith("Q: 1 + 1?\nA: 2\n\nQ: ")
+    assert sample.prompt.startswith("Q: 1 + 1?\nA: Two. The answer is 2.\n\nQ: ")
 
 
 def test_platinum_draws_its_solved_rows_from_the_test_set() -> None:

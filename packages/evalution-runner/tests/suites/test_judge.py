@@ -104,6 +104,18 @@ def test_a_scale_that_ends_at_zero_has_a_mean() -> None:
     assert Mean(largest=-1.0).estimate([Measure(-1.0), Measure(0.0)]).value == -0.5
 
 
+def test_intervals_lie_on_the_scale() -> None:
+    grades = Mean(largest=5.0, least=1.0)
+    for values in ([1.0, 1.0, 5.0], [1.0, 1.0, 1.0, 2.0], [1.0] * 3, [5.0] * 3):
+        for groups in (None, [0, 0, 1, 1][: len(values)]):
+            found = grades.estimate([Measure(value) for value in values], groups).interval
+            assert found is not None
+            assert 1.0 <= found[0] < found[1] <= 5.0
+    middle = Mean(largest=1.0, least=-1.0).estimate([Measure(value) for value in (1.0, -1.0)])
+    assert middle.interval is not None
+    assert sum(middle.interval) == pytest.approx(0.0)
+
+
 def test_a_label_is_a_verdict_of_the_scale_or_empty() -> None:
     made = judge(label="person")
     found = [made.read_label(Row(0, "row 0", {"person": text})) for text in ("correct", "", None)]
@@ -120,6 +132,9 @@ def test_a_label_is_a_verdict_of_the_scale_or_empty() -> None:
         ({"baseline": "a", "baseline_run": "b"}, "baseline is a column and baseline_run a run's"),
         ({"scale": [5, 1]}, r"scale is \[least, largest\].*got \[5, 1\]"),
         ({"scale": {"yes": 1}}, r"scale is \[least, largest\]"),
+        ({"scale": {"Yes": 1, "YES": 0}}, "case makes no other verdict; got"),
+        ({"scale": {"good": float("nan"), "bad": 0}}, "in numbers that aren't all the same"),
+        ({"scale": [0, float("inf")]}, r"scale is \[least, largest\]"),
         ({"pattern": "("}, "no regular expression"),
         ({"max_new_tokens": 0}, "max_new_tokens.*at least 1"),
     ],

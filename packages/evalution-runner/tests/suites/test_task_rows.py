@@ -12,6 +12,7 @@ import pytest
 import evalution
 from evalution.suites import GenerationSuite, load_suite
 from evalution.suites.discovery import find_built_in
+from evalution.suites.translation_suite import TranslationScore
 from evalution_enginekit.mock import Mock
 
 ROWS = Path(__file__).parents[1] / "data" / "rows"
@@ -69,6 +70,20 @@ def suite_of(name: str, **options: Any) -> Any:
 @pytest.mark.parametrize("name", NAMED)
 def test_a_suite_has_at_least_twenty_rows_to_be_compared_on(name: str) -> None:
     assert suite_of(name).check_samples() >= 20
+
+
+def test_a_corpus_of_mostly_empty_answers_is_scored() -> None:
+    accumulator = suite_of("wmt16-de-en").make_accumulator()
+    rows = [("", "a tree"), ("", "the house"), ("x y", "x y"), ("a b", "")]
+    shown = [
+        accumulator.record(index, TranslationScore({}, "", translation=text, reference=right))
+        for index, (text, right) in enumerate(rows)
+    ]
+    assert shown[2] == {"bleu": pytest.approx(100.0), "ter": 0.0, "chrf": 100.0}
+    chrf = accumulator.results()["chrf"]
+    assert chrf.value is not None
+    assert chrf.interval is not None
+    assert 0.0 <= chrf.interval[0] < chrf.value < chrf.interval[1] <= 100.0
 
 
 @pytest.mark.parametrize("name", NAMED)

@@ -107,7 +107,13 @@ _TINKER = ModelKind("a Tinker address", ("Tinker",))
 _HUB = ModelKind("a name on the Hugging Face Hub", _WEIGHTS, _WEIGHTS_WITH_GPU)
 
 
-def _quantized(words: str) -> ModelKind:
+_OF_GPTQMODEL = ("gptq", "awq", "qqq")
+"""Methods of quantisation whose checkpoints GPTQModel loads."""
+
+
+def _quantized(method: str, words: str) -> ModelKind:
+    if method not in _OF_GPTQMODEL:
+        return ModelKind(words, _WEIGHTS[:3], _WEIGHTS_WITH_GPU[:3])
     best = ("GPTQModel", "Transformers", "VLLM", "SGLang")
     return ModelKind(words, best, ("VLLM", "SGLang", "GPTQModel", "Transformers"))
 
@@ -176,7 +182,7 @@ def _classify_config(config: Mapping[str, Any]) -> ModelKind:
     quantization = config.get("quantization_config")
     if isinstance(quantization, dict):
         method = str(quantization.get("quant_method", "quantized"))  # pyright: ignore[reportUnknownMemberType, reportUnknownArgumentType]
-        return _quantized(f"a {method} checkpoint ({family})")
+        return _quantized(method, f"a {method} checkpoint ({family})")
     small = ("Reference",) if family in _REFERENCE_FAMILIES else ()
     words = f"a folder of weights ({family})"
     return ModelKind(words, (*_WEIGHTS, *small), (*_WEIGHTS_WITH_GPU, *small))
@@ -190,5 +196,5 @@ def _classify_name(model: str) -> ModelKind:
         return _OPENVINO
     for method in ("gptq", "awq"):
         if method in words:
-            return _quantized(f"a name of a {method} checkpoint on the Hugging Face Hub")
+            return _quantized(method, f"a name of a {method} checkpoint on the Hugging Face Hub")
     return _HUB

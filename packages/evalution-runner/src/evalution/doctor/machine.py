@@ -10,8 +10,8 @@ import sys
 from dataclasses import dataclass
 
 _SECONDS = 20
-_TOOLS = (("nvidia-smi", "-L"), ("rocm-smi", "--showproductname", "--csv"))
-"""Commands that print a line for each device."""
+_TOOLS = {("nvidia-smi", "-L"): "GPU ", ("rocm-smi", "--showproductname", "--csv"): "card"}
+"""Commands that print a line for each device, and how it begins."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,9 +27,8 @@ class Machine:
 
     @property
     def has_gpu(self) -> bool:
-        """True if a vendor's tool lists a device; the line of a failure begins with its name."""
-        tools = tuple(command[0] for command in _TOOLS)
-        return any(not line.startswith(tools) for line in self.accelerators)
+        """True if a vendor's tool lists a device."""
+        return any(line.startswith(tuple(_TOOLS.values())) for line in self.accelerators)
 
 
 def inspect_machine() -> Machine:
@@ -53,7 +52,8 @@ def _list_devices(command: tuple[str, ...]) -> list[str]:
         )
     except (OSError, subprocess.TimeoutExpired) as error:
         return [f"{command[0]} can't be run: {error}"]
-    lines = [line for line in (done.stdout or done.stderr).splitlines() if line.strip()]
     if done.returncode:
+        lines = [line for line in (done.stdout or done.stderr).splitlines() if line.strip()]
         return [f"{command[0]} failed with {done.returncode}: {next(iter(lines), 'no message')}"]
-    return lines
+    # Without a driver rocm-smi says so to stderr, and ends with 0.
+    return [line for line in done.stdout.splitlines() if line.startswith(_TOOLS[command])]

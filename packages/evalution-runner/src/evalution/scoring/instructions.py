@@ -80,14 +80,36 @@ def _parse_one(name: str, given: Mapping[str, Any]) -> Instruction:
         )
     found: list[Any] = []
     for argument in KINDS[name].arguments:
-        value = given.get(argument)
-        if value is None or (argument.endswith("relation") and value not in _RELATIONS):
-            possible = f"; possible: {', '.join(_RELATIONS)}" if value is not None else ""
+        value, (possible, is_right) = given.get(argument), _find_values(argument)
+        if not is_right(value):
             raise ConfigurationError(
-                f"instruction {name!r} needs {argument!r} in kwargs, got {value!r}{possible}"
+                f"instruction {name!r} needs {argument!r} in kwargs, got {value!r}; "
+                f"possible: {possible}"
             )
         found.append(value)
     return Instruction(name, tuple(found))
+
+
+def _find_values(argument: str) -> tuple[str, Callable[[Any], bool]]:
+    """Return the values that an argument may have, in words and as a test."""
+    if argument.endswith("relation"):
+        return ", ".join(_RELATIONS), lambda value: value in _RELATIONS
+    if argument in ("keywords", "forbidden_words"):
+        return (
+            "a list of texts",
+            lambda value: (
+                isinstance(value, list)
+                and all(isinstance(word, str) for word in cast("Any", value))
+            ),
+        )
+    if argument.startswith(("num_", "nth_")) or argument.endswith("frequency"):
+        return (
+            "a whole number",
+            lambda value: (
+                not isinstance(value, bool) and isinstance(value, int | float) and value % 1 == 0
+            ),
+        )
+    return "a text", lambda value: isinstance(value, str)
 
 
 _RELATIONS: dict[str, Callable[[int, int], bool]] = {
@@ -196,7 +218,7 @@ def _is_json(answer: str) -> bool:
         text = text.removeprefix(fence)
     try:
         json.loads(text.removesuffix("```").strip())
-    except ValueError:
+    except (ValueError, RecursionError):
         return False
     return True
 

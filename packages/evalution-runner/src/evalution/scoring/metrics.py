@@ -79,15 +79,16 @@ class Metric(Protocol):
 class Mean:
     """The mean, with the sample standard deviation over √n: lm-evaluation-harness's `mean_stderr`.
 
-    With `failed=0.0`, the default, a failed request counts as a wrong answer. `largest` is the
-    value of a row that is wholly right: if rows are worth that or 0, the interval is Wilson's, of
-    as many rows as have the standard error where they are grouped, else the normal one. Values of
-    which none is above 0 are no shares.
+    With `failed=0.0`, the default, a failed request counts as a wrong answer. `least` and `largest`
+    are the values of a row that is wholly wrong or right: if rows are worth one of these, the
+    interval is Wilson's, of as many rows as have the standard error where they are grouped, else
+    the normal one. Where `largest` isn't above `least`, values are no shares.
     """
 
     higher_is_better: bool = True
     failed: float | None = 0.0
     largest: float = 1.0
+    least: float = 0.0
 
     def of_sample(self, measure: Measure) -> float:
         return measure.value
@@ -104,8 +105,8 @@ class Mean:
             spread = estimate_spread(*sums, mean)
             if spread.stderr is None:
                 return Estimate(mean, None)
-            if self.largest > 0:
-                share, error = mean / self.largest, spread.stderr / self.largest
+            if (width := self.largest - self.least) > 0:
+                share, error = (mean - self.least) / width, spread.stderr / width
                 trials = find_trials(share, error, otherwise=len(sums[0]))
         elif count > 1:
             squares = math.fsum((value - mean) ** 2 for value in values)
@@ -115,13 +116,15 @@ class Mean:
     def _find_interval(
         self, values: array[float], mean: float, spread: Spread, trials: float
     ) -> tuple[float, float] | None:
-        if self.largest > 0 and all(value in (0.0, self.largest) for value in values):
-            low, high = wilson_interval(mean / self.largest, trials, spread.quantile)
-            return low * self.largest, high * self.largest
+        ends = (self.least, self.largest)
+        if (width := self.largest - self.least) > 0 and all(value in ends for value in values):
+            low, high = wilson_interval((mean - self.least) / width, trials, spread.quantile)
+            return self.least + low * width, self.least + high * width
         if min(values) == max(values):  # the standard error may be a rounding error above zero
             return None
-        ends = (0.0, self.largest)
-        if min(values) < 0.0 or max(values) > self.largest:  # a value of another sort than a share
+        if (
+            min(values) < self.least or max(values) > self.largest
+        ):  # a value of another sort than a share
             ends = (-math.inf, math.inf)
         return normal_interval(mean, spread.stderr, *ends, quantile=spread.quantile)
 

@@ -25,11 +25,16 @@ def check_pattern(owner: str, pattern: str) -> re.Pattern[str]:
         ConfigurationError: it is no regular expression; names its owner and the fault.
     """
     try:
-        return re.compile(pattern)
+        found = re.compile(pattern)
     except (re.error, OverflowError, RecursionError, ValueError) as error:
         raise ConfigurationError(
             f"{owner}: {pattern!r} is no regular expression: {error}"
         ) from None
+    try:
+        _compile(pattern)
+    except ValueError as error:
+        raise ConfigurationError(f"{owner}: {error}") from None
+    return found
 
 
 def find_match(
@@ -85,12 +90,18 @@ def replace_matches(pattern: str, by: str, text: str) -> str:
         return _compile(pattern).sub(expand, text, timeout=TIME_LIMIT_S)
 
 
+_LITERAL_BRACE = re.compile(r"(\\N\{[^}]*\}|\\.)|\{(?!\d*,?\d*\})", re.DOTALL)
+"""A brace that begins no number of repetitions, or in its first group what holds another."""
+
+
 @lru_cache(maxsize=256)
 def _compile(pattern: str, ignore_case: bool = False) -> Any:
     # Python's re can't be stopped. Most runs have no pattern: the import waits for the first.
     library = import_module("regex")
+    # {e}, {i} and {d} mean approximate matches to it, and themselves to re.
+    escaped = _LITERAL_BRACE.sub(lambda match: match[1] or r"\{", pattern)
     try:
-        return library.compile(pattern, library.IGNORECASE if ignore_case else 0)
+        return library.compile(escaped, library.IGNORECASE if ignore_case else 0)
     except (library.error, OverflowError, RecursionError) as error:
         raise ValueError(
             f"{pattern!r} is no regular expression to the library `regex`: {error}; put a "

@@ -20,7 +20,7 @@ from evalution_core import ConfigurationError
 
 START_LIMIT_S = 10.0
 """Wall seconds that a process may take to start and to lock itself, on top of a program's own."""
-_MOST_REPORT = 4096
+_MOST_REPORT = 8192
 _SIGNALLED = 128
 """A container whose program a signal ended has this exit status plus the signal's number."""
 _SYSTEM = ("/usr", "/lib", "/lib64", "/etc/ld.so.cache", "/etc/localtime")

@@ -92,11 +92,15 @@ class Contains(MetricStep):
             found, target = found.casefold(), target.casefold()
         at = found.find(target)
         while at >= 0:
-            end = at + len(target)
-            if not (_is_joined(found[at - 1 : at], target) or _is_joined(target, found[end:])):
+            before, after = found[:at], found[at + len(target) :]
+            if not (_is_joined(before, target) or _is_joined(target, after)):
                 return 1.0
             at = found.find(target, at + 1)
         return 0.0
+
+
+_IN_NUMBER = (".", ",", "/")
+_MINUSES = ("-", "−", "–")
 
 
 def _is_joined(before: str, after: str) -> bool:
@@ -105,6 +109,12 @@ def _is_joined(before: str, after: str) -> bool:
     Scripts without capital letters aren't asked: most have no spaces either, or join small words.
     """
     left, right = before[-1:], after[:1]
+    if left.isdigit() and right in _IN_NUMBER:
+        return after[1:2].isdigit()
+    if right.isdigit() and left in _IN_NUMBER:
+        return before[-2:-1].isdigit()
+    if right.isdigit() and left in _MINUSES:
+        return not before[-2:-1].isalnum()
     if left.isdigit() or right.isdigit():
         return left.isdigit() and right.isdigit()
     return left.lower() != left.upper() and right.lower() != right.upper()
@@ -115,7 +125,9 @@ _NUMBER = re.compile(
     r"(?:(?<![/\d])\d+/0*[1-9]\d*(?![/\d])"  # 1/2, but no part of 24/12/2026
     r"|(?:(?:\d{1,3}(?:,\d{3})+|\d+)(?:\.\d+)?|(?<!\.)\.\d+)(?:[eE][-+]?\d{1,3}(?!\d))?)"
 )
-_MINUS = str.maketrans("−–", "--")
+_MINUS = str.maketrans(dict.fromkeys(_MINUSES, "-"))
+_SIGNED_CURRENCY = re.compile(r"([-+])\s?([$€£¥])")
+_SPACED_THOUSANDS = re.compile(r"(?<=\d)(?:\{,\}|\\[,!]|[\u00a0\u2009\u202f])(?=\d{3}(?!\d))")
 
 
 @dataclass(frozen=True)
@@ -125,7 +137,7 @@ class Number(MetricStep):
     name: ClassVar[str] = "number"
 
     tolerance: Annotated[
-        float, Field(ge=0, description="Difference that still counts as equal.")
+        float, Field(ge=0, allow_inf_nan=False, description="Difference that counts as equal.")
     ] = 0.0
 
     def check_target(self, target: str) -> None:
@@ -133,7 +145,8 @@ class Number(MetricStep):
             raise ConfigurationError(f"the target {target!r} holds no number")
 
     def extract(self, answer: str) -> str:
-        found = _NUMBER.findall(answer.translate(_MINUS))
+        plain = _SIGNED_CURRENCY.sub(r"\2\1", answer.translate(_MINUS))
+        found = _NUMBER.findall(_SPACED_THOUSANDS.sub(",", plain))
         return found[-1] if found else NOTHING
 
     def grade(self, found: str, target: str) -> float:
@@ -249,12 +262,18 @@ def _load_levenshtein() -> Any:
 
 
 _ALONE = re.compile(r"[\W_]*([A-Za-z])[\W_]*")
+_CHOSEN = r"(?:\s+(?:is|would be))?)\s*:?[\s*_(\[\"'$\\]*([A-Z])(?!\w|')"
 _LETTERS = (
-    re.compile(r"\\boxed\{[\W_]*([A-Z])[\W_]*\}"),
-    re.compile(r"(?i:\b(?:answer|option|choice)(?:\s+is)?)\s*:?[\s*_(\[\"'$]*([A-Z])(?!\w|')"),
+    re.compile(r"\\boxed\{(?:\\\w+\{)?[\W_]*([A-Z])[\W_]*\}"),
+    re.compile(rf"(?i:\b(?:answer|(?:best|correct|right) (?:option|choice)){_CHOSEN}"),
+    re.compile(r"(?i:\b(?:answer is|answer:)\s*)([a-z])(?=[\W_]*(?:\n|\Z))"),
     re.compile(r"\A[\W_]*([A-Z])(?:[.:,)\]*]|\s*\n)"),
+    re.compile(r"\A[\W_]*([a-z])[.:)\]](?!\w)"),
+    re.compile(r"\b([A-Z]) is (?:the )?(?:best|correct|right)\b"),
+    re.compile(rf"(?i:\b(?:option|choice){_CHOSEN}"),
     re.compile(r"[(\[*]([A-Z])[)\]*]"),
 )
+"""Places where an answer names its choice, the surest first."""
 
 
 @dataclass(frozen=True)
@@ -272,7 +291,7 @@ class ChoiceLetter(MetricStep):
             return alone[1].upper()
         for pattern in _LETTERS:
             if found := pattern.findall(answer):
-                return str(found[-1])
+                return str(found[-1]).upper()
         return NOTHING
 
     def grade(self, found: str, target: str) -> float:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from abc import abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -120,30 +121,41 @@ class CodeSuite(GenerationSuite):
         unlocked = check_execution(self.execute, self.container_image)
         assert self.execute is not None
         limits = Limits(self.time_limit_s, self.memory_limit_mb << 20, self.container_image)
-        head = self.head_text(sample.row) + self._find_indent(text)
+        head = self.head_text(sample.row) + self._find_indent(text, answer)
         program = f"{head}{self.find_code(answer)}\n{sample.expected}"
         verdict = run_program(program, limits, self.execute)
         remarks = [f"ran without a lock on {', nor '.join(unlocked)}"] if unlocked else []
         return Score({}, text, {"tests": verdict.detail}, remarks)
 
-    def _find_indent(self, text: str) -> str:
-        """Return the blanks before an answer's first line, which are cut off behind a thought."""
-        if self.think_end_token is None or self.think_end_token not in text:
+    def _find_indent(self, text: str, answer: str) -> str:
+        """Return the blanks before an answer's first line, where they were cut off.
+
+        That is so behind a thought, and behind a prompt that has closed one.
+        """
+        token = self.think_end_token
+        if token is None or text.startswith(answer):
             return ""
-        behind = text.partition(self.think_end_token)[2]
+        behind = text.partition(token)[2] if token in text else text
         return behind[: len(behind) - len(behind.lstrip())].rpartition("\n")[2]
 
 
-_FENCE = "```"
+_BLOCK = re.compile(
+    r"^([ \t]*)(?:```|~~~)[ \t]*(\S*)[^\n]*\n(.*?)(?:^[ \t]*(?:```|~~~)|```|~~~|\Z)",
+    re.MULTILINE | re.DOTALL,
+)
+_PYTHON = {"", "python", "python3", "py"}
 
 
 def find_code_block(text: str) -> str:
-    """Return what the first fences of a text enclose, to its end where they aren't closed.
+    """Return the first fenced block of Python, else the first of all, to the end if it is open.
 
-    A text without a fence is code as a whole.
+    The fence's own indentation is taken off its lines. A text without a fence is code as a whole.
     """
-    _, fence, rest = text.partition(_FENCE)
-    return rest.partition("\n")[2].partition(_FENCE)[0] if fence else text
+    blocks = _BLOCK.findall(text)
+    python = [block for block in blocks if block[1].lower() in _PYTHON]
+    for indent, _, code in [*python, *blocks]:
+        return "".join(line.removeprefix(indent) for line in code.splitlines(keepends=True))
+    return text
 
 
 def estimate_pass(answers: int, right: int, k: int) -> float:

@@ -75,7 +75,8 @@ class GradingSuite(Suite[GradedSample, GenerationOutput]):
         return {"judge": self.judge.to_dict()}
 
     def make_metrics(self) -> Mapping[str, Metric]:
-        worth = Mean(failed=None, largest=self.judge.range[1])
+        least, largest = self.judge.range
+        worth = Mean(failed=None, largest=largest, least=least)
         shares = Mean(failed=None)
         pairs = self.judge.has_pairs
         return {

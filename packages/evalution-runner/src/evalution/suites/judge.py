@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -132,15 +133,17 @@ class Judge:
                     f"{did_you_mean(name, columns)} (it has: {', '.join(columns) or 'no braces'})"
                 )
         if isinstance(self.scale, Mapping):
-            is_scale = len(set(self.scale.values())) > 1
+            names = {name.casefold() for name in self.scale}
+            is_scale = len(set(self.scale.values())) > 1 and len(names) == len(self.scale)
         else:
             is_scale = self.scale is None or (
                 len(self.scale) == 2 and self.scale[0] < self.scale[1]
             )
-        if not is_scale:
+        if not is_scale or not all(map(math.isfinite, self.range)):
             raise ConfigurationError(
                 "the judge's scale is [least, largest], or the worth of each verdict, such as "
-                f"{{yes: 1, no: 0}}, got {format_value(self.scale)}"
+                "{'yes': 1, 'no': 0}, in numbers that aren't all the same; case makes no other "
+                f"verdict; got {format_value(self.scale)}"
             )
 
     @property

@@ -86,9 +86,9 @@ class SeededShots:
     Args:
         shared: the pool is the evaluated rows themselves. No row is ever its own example; with
             `draw_extra_shot` neither is an equal one.
-        draw_extra_shot: draw one row more than is shown, and leave out those that equal the
-            question; None does so where rows are shared. lm-evaluation-harness does so in some
-            tasks whose pool is another split, and doesn't in some whose pool is the same.
+        draw_extra_shot: draw one row more than is shown, if there is one, and leave out those that
+            equal the question; None does so where rows are shared. lm-evaluation-harness does so in
+            some tasks whose pool is another split, and doesn't in some whose pool is the same.
     """
 
     pool: Sequence[Row]
@@ -102,7 +102,8 @@ class SeededShots:
         self._random = Random(self.seed)
         if self.draw_extra_shot is None:
             self.draw_extra_shot = self.shared
-        _require(len(self.pool), self.count + (self.draw_extra_shot or self.shared), self.shared)
+        self.draw_extra_shot = self.draw_extra_shot and (self.shared or len(self.pool) > self.count)
+        _require(len(self.pool), self.count + self.shared, self.shared)
 
     def before(self, row: Row) -> Sequence[Row]:
         """The shots of the next row; call it once for each row, in order."""
@@ -196,8 +197,12 @@ class PromptedSuite(RowSuite[S, A]):
 
     @abstractmethod
     def answer_text(self, row: Row) -> str:
-        """The answer of a solved row, as it stands in a few-shot prompt."""
+        """The answer of a row."""
         ...
+
+    def solved_text(self, row: Row) -> str:
+        """The answer of a solved row in a prompt, with the steps to it where the suite has them."""
+        return self.answer_text(row)
 
     def description_text(self, row: Row) -> str:
         """Return the text before all questions, verbatim; nothing unless a suite says otherwise."""
@@ -246,7 +251,7 @@ class PromptedSuite(RowSuite[S, A]):
 
     def _text(self, description: str, shots: Sequence[Row], question: str) -> str:
         solved = [
-            self.question_text(shot) + self.target_delimiter + self.answer_text(shot)
+            self.question_text(shot) + self.target_delimiter + self.solved_text(shot)
             for shot in shots
         ]
         return description + self.fewshot_delimiter.join([*solved, question])
@@ -255,7 +260,7 @@ class PromptedSuite(RowSuite[S, A]):
         messages = [_message("system", description)] if description else []
         for shot in shots:
             messages.append(_message("user", self.question_text(shot)))
-            messages.append(_message("assistant", self.answer_text(shot)))
+            messages.append(_message("assistant", self.solved_text(shot)))
         return [*messages, _message("user", question)]
 
 

@@ -15,7 +15,7 @@ from evalution.suites.dataset import Dataset, DatasetRows, local_folder
 from evalution.suites.row_suite import RowSuite, Split
 from evalution.suites.suite import Sample
 from evalution_core import ConfigurationError
-from evalution_core.plugins import nearest_name, normalize
+from evalution_core.plugins import did_you_mean, nearest_name, normalize
 from evalution_core.requests import Output
 
 ALL = "all"
@@ -69,7 +69,7 @@ class Subsets:
         found = [
             subset
             for subset in self._all()
-            if plain in (ALL, normalize(subset.group), normalize(subset.name))
+            if plain and plain in (ALL, normalize(subset.group), normalize(subset.name))
         ]
         if not found:
             raise ValueError(self._complaint(name))
@@ -202,11 +202,15 @@ class SubsetSuite(DatasetRows, RowSuite[S, A]):
 
 
 class ColumnParts:
-    """The rows of a source by the text of a column, read once when they are first needed."""
+    """The rows of a source by the text of a column, read once when they are first needed.
 
-    def __init__(self, source: RowSource, column: str):
+    `texts` are those that a row may hold there.
+    """
+
+    def __init__(self, source: RowSource, column: str, texts: Sequence[str]):
         self.source = source
         self.column = column
+        self.texts = texts
 
     def select(self, text: str) -> RowSource:
         """The rows that hold `text` in the column, numbered from 0."""
@@ -216,7 +220,13 @@ class ColumnParts:
     def rows(self) -> Mapping[str, Sequence[Row]]:
         found: dict[str, list[Row]] = {}
         for row in self.source:
-            part = found.setdefault(row.text(self.column), [])
+            text = row.text(self.column)
+            if text not in self.texts:
+                raise ConfigurationError(
+                    f"{row.place}: the {self.column} {text!r} is none of: {', '.join(self.texts)}"
+                    f"{did_you_mean(text, self.texts)}"
+                )
+            part = found.setdefault(text, [])
             part.append(replace(row, index=len(part)))
         return found
 

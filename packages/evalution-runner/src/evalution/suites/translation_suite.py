@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+import math
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 from typing import Any, ClassVar
 
 from evalution.hints import import_extra
@@ -78,7 +79,7 @@ class CorpusAccumulator:
         self._pairs[index] = (score.translation, score.reference)
         return {
             name: metric.sentence_score(score.translation, [score.reference]).score
-            for name, metric in _load_metrics().items()
+            for name, metric in _load_row_metrics().items()
         }
 
     def fail(
@@ -110,7 +111,8 @@ def _score_corpus(
     if not (margin := bounds.get("confidence_var")):
         return MetricResult(found.score, None, higher_is_better, len(pairs), None)
     mean = bounds["confidence_mean"]
-    interval = (max(0.0, mean - margin), mean + margin)
+    most = 100.0 if higher_is_better else math.inf
+    interval = (max(0.0, mean - margin), min(most, mean + margin))
     return MetricResult(
         found.score, margin / NORMAL_QUANTILE, higher_is_better, len(pairs), interval
     )
@@ -118,5 +120,27 @@ def _score_corpus(
 
 @cache
 def _load_metrics() -> Mapping[str, Any]:
-    library = import_extra("sacrebleu.metrics", "text", "a suite of translations", "sacrebleu")
-    return {"bleu": library.BLEU(), "ter": library.TER(), "chrf": library.CHRF()}
+    library = _import_library()
+    found = {"bleu": library.BLEU(), "ter": library.TER(), "chrf": library.CHRF()}
+    for metric in found.values():
+        # Its bootstrap averages the floats of 32 bits that numpy 2 gives beside Python's, which
+        # `statistics.mean` refuses: sacreBLEU 2.6.0.
+        compute = metric._compute_score_from_stats
+        metric._compute_score_from_stats = partial(_compute_float, compute)
+    return found
+
+
+def _compute_float(compute: Callable[[Any], Any], statistics: Any) -> Any:
+    found = compute(statistics)
+    found.score = float(found.score)
+    return found
+
+
+@cache
+def _load_row_metrics() -> Mapping[str, Any]:
+    """Return metrics of single rows: a BLEU whose row may be shorter than four words."""
+    return {**_load_metrics(), "bleu": _import_library().BLEU(effective_order=True)}
+
+
+def _import_library() -> Any:
+    return import_extra("sacrebleu.metrics", "text", "a suite of translations", "sacrebleu")

@@ -63,7 +63,6 @@ class HumanEvalInstruct(HumanEval):
         return find_code_block(answer) if self.apply_chat_template else answer.partition("```")[0]
 
 
-_SOLVED_MARK = "is_fewshot"
 _SOLVED: list[dict[str, Any]] = [
     {
         "text": "Write a function to find the similar elements from the given two tuple lists.",
@@ -119,7 +118,7 @@ class MBPP(DatasetRows, CodeSuite):
         "google-research-datasets/mbpp",
         "test",
         "full",
-        fewshot_rows=[{**row, _SOLVED_MARK: True} for row in _SOLVED],
+        fewshot_rows=_SOLVED,
         rows=500,
         licence="CC-BY-4.0",
     )
@@ -136,9 +135,10 @@ class MBPP(DatasetRows, CodeSuite):
         )
 
     def answer_text(self, row: Row) -> str:
-        if _SOLVED_MARK in row.columns:
-            return f"{row.text('code')}\n[DONE]"
         return self._list_tests(row)
+
+    def solved_text(self, row: Row) -> str:
+        return f"{row.text('code')}\n[DONE]"
 
     def head_text(self, row: Row) -> str:
         return ""
@@ -166,9 +166,7 @@ class MBPPInstruct(MBPP):
             f"{'' if self.apply_chat_template else _BEGUN}"
         )
 
-    def answer_text(self, row: Row) -> str:
-        if _SOLVED_MARK not in row.columns:
-            return self._list_tests(row)
+    def solved_text(self, row: Row) -> str:
         return f"{_BEGUN if self.apply_chat_template else ''}{row.text('code')}\n```"
 
     def find_code(self, answer: str) -> str:

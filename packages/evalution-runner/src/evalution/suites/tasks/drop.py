@@ -67,13 +67,14 @@ def read_answers(row: Row) -> list[Spans]:
     Raises:
         ConfigurationError: a column lacks a number, a date or spans.
     """
-    found = [row["answer"], *_split_columns(row["validated_answers"])]
+    found: list[Any] = []
     try:
+        found = [row["answer"], *_split_columns(row["validated_answers"])]
         return list(dict.fromkeys(_read_answer(answer) for answer in found))
     except (KeyError, TypeError, IndexError) as error:
         raise ConfigurationError(
             f"{row.place}: 'answer' and 'validated_answers' must hold number, date and spans, got "
-            f"{found!r}"
+            f"{found or row['validated_answers']!r}"
         ) from error
 
 
@@ -87,6 +88,8 @@ def _read_answer(answer: Mapping[str, Any]) -> Spans:
     if answer["number"] != "":
         return (str(answer["number"]),)
     if answer["spans"]:
+        if isinstance(answer["spans"], str):
+            raise TypeError
         return tuple(cast(Sequence[str], answer["spans"]))
     return (" ".join(answer["date"][part] for part in ("day", "month", "year")).strip(),)
 

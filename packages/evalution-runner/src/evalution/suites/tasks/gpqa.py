@@ -53,7 +53,7 @@ class GPQARows(DatasetRows):
 
     def read_question(self, row: Row) -> _Question:
         """The choices in the order in which they are asked, with the index of the right one."""
-        texts = [_clean(row[column]) for column in _COLUMNS]
+        texts = [_clean(row, column) for column in _COLUMNS]
         choices = [texts[place] for place in self._find_order(row.index)]
         return _Question(choices, choices.index(texts[-1]))
 
@@ -75,10 +75,10 @@ class GPQARows(DatasetRows):
         return Random(_SEED), []
 
 
-def _clean(text: str | None) -> str:
-    if text is None:
+def _clean(row: Row, column: str) -> str:
+    if row[column] is None:
         return " "
-    return text.strip().replace(" [title]", ". ").replace("  ", " ")
+    return row.text(column).strip().replace(" [title]", ". ").replace("  ", " ")
 
 
 @dataclass(kw_only=True)

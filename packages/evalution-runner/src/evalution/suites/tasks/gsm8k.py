@@ -70,6 +70,9 @@ EXAMPLES: list[tuple[str, str, int]] = [
 ]
 
 
+_NUMBER_MARK = "####"
+
+
 def format_examples(conclusion: str) -> list[dict[str, str]]:
     """The examples as rows of GSM8K, each answer ending in `conclusion` with its number for {}."""
     return [
@@ -161,7 +164,8 @@ class GSM8KCoT(GSM8KCoTZeroshot):
     """
 
     task = "gsm8k_cot"
-    dataset = _gsm8k("The answer is {}.")
+    conclusion: ClassVar[str] = "The answer is {}."
+    dataset = _gsm8k(conclusion)
 
     num_fewshot: NumFewshot = 8
     fixed_shots: FixedShotsOption = True
@@ -170,7 +174,11 @@ class GSM8KCoT(GSM8KCoTZeroshot):
         return f"Q: {row.text('question')}\nA:"
 
     def answer_text(self, row: Row) -> str:
-        return row.text("answer").split("####")[-1].strip()
+        return row.text("answer").split(_NUMBER_MARK)[-1].strip()
+
+    def solved_text(self, row: Row) -> str:
+        steps, mark, number = row.text("answer").rpartition(_NUMBER_MARK)
+        return f"{steps.strip()} {self.conclusion.format(number.strip())}" if mark else number
 
 
 @dataclass(kw_only=True)
@@ -181,7 +189,8 @@ class GSM8KCoTLlama(GSM8KCoT):
     """
 
     task = "gsm8k_cot_llama"
-    dataset = _gsm8k("The final answer is {}")
+    conclusion = "The final answer is {}"
+    dataset = _gsm8k(conclusion)
     pipelines = _pipelines(
         Regex(r"The final answer is ((-?[$0-9.,]{2,})|(-?[0-9]+))", match="last")
     )
@@ -227,7 +236,7 @@ class GSM8KPlatinumCoT(GSM8KCoT):
     """GSM8K-Platinum, after the eight worked examples of Wei et al. 2022 (arXiv:2201.11903)."""
 
     task = "gsm8k_platinum_cot"
-    dataset = _platinum("The answer is {}.")
+    dataset = _platinum(GSM8KCoT.conclusion)
 
 
 @dataclass(kw_only=True)

@@ -21,7 +21,6 @@ from evalution.suites.generation_suite import GenerationSuite, Stop
 from evalution.suites.prompted_suite import FixedShotsOption, NumFewshot
 
 _PATH = "HuggingFaceH4/MATH-500"
-_SHOT = "few_shot"
 _CLOSING = "\nFinal Answer: The final answer is ${}$. I hope it is correct."
 _SOLVED = [
     (
@@ -30,14 +29,12 @@ _SOLVED = [
         r"$x\ge2$, and $5 - x \ge 0$, so $x \le 5$. Also, the denominator cannot be equal to zero, "
         r"so $5-x>0$, which gives $x<5$. Therefore, the domain of the expression is "
         r"$\boxed{[2,5)}$.",
-        "[2,5)",
     ),
     (
         r"If $\det \mathbf{A} = 2$ and $\det \mathbf{B} = 12,$ then find "
         r"$\det (\mathbf{A} \mathbf{B}).$",
         r"We have that $\det (\mathbf{A} \mathbf{B}) = (\det \mathbf{A})(\det \mathbf{B}) = "
         r"(2)(12) = \boxed{24}.$",
-        "24",
     ),
     (
         "Terrell usually lifts two 20-pound weights 12 times. If he uses two 15-pound weights "
@@ -53,7 +50,6 @@ _SOLVED = [
         r"\Rightarrow\qquad n&=480/30=\boxed{16}"
         "\n"
         r"\end{align*}",
-        "16",
     ),
     (
         "If the system of equations\n\n\\begin{align*}\n6x-4y&=a,\\\\\n6y-9x &=b.\n\\end{align*}has"
@@ -62,7 +58,6 @@ _SOLVED = [
         "If we multiply the first equation by $-\\frac{3}{2}$, we obtain\n\n"
         "$$6y-9x=-\\frac{3}{2}a.$$Since we also know that $6y-9x=b$, we have\n\n"
         "$$-\\frac{3}{2}a=b\\Rightarrow\\frac{a}{b}=\\boxed{-\\frac{2}{3}}.$$",
-        r"-\frac{2}{3}",
     ),
 ]
 """Problems of MATH's training set with solutions: the prompt of Minerva's appendix D.2."""
@@ -103,10 +98,7 @@ class MinervaMath500(HendrycksMath500):
         _PATH,
         "test",
         "default",
-        fewshot_rows=[
-            {"problem": problem, "solution": solution + _CLOSING.format(answer), _SHOT: "1"}
-            for problem, solution, answer in _SOLVED
-        ],
+        fewshot_rows=[{"problem": problem, "solution": solution} for problem, solution in _SOLVED],
         rows=500,
     )
     text_metrics = (FinalAnswerMatch(), MathVerify())
@@ -118,8 +110,11 @@ class MinervaMath500(HendrycksMath500):
         return f"Problem:\n{row.text('problem')}\n\nSolution:"
 
     def answer_text(self, row: Row) -> str:
+        return normalize_final_answer(find_boxed(row.text("solution")))
+
+    def solved_text(self, row: Row) -> str:
         solution = row.text("solution")
-        return solution if _SHOT in row.columns else normalize_final_answer(find_boxed(solution))
+        return solution + _CLOSING.format(find_boxed(solution))
 
     def expected_text(self, row: Row) -> str:
         return row.text("solution")

@@ -106,5 +106,6 @@ class MMLUPro(SubsetSuite[AnswerSample, GenerationOutput], GenerationSuite):
     @cached_property
     def _sources(self) -> tuple[ColumnParts, ColumnParts | None]:
         split = self.make_split(self.dataset, self.data)
-        solved = None if split.fewshot is None else ColumnParts(split.fewshot, "category")
-        return ColumnParts(split.rows, "category"), solved
+        texts = [name.replace("_", " ") for name in CATEGORIES.groups[""]]
+        solved = None if split.fewshot is None else ColumnParts(split.fewshot, "category", texts)
+        return ColumnParts(split.rows, "category", texts), solved
