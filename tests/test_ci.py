@@ -77,12 +77,18 @@ def test_failed_stage_lets_the_others_run(capfd: pytest.CaptureFixture[str]) -> 
     stages = ci.Stages()
     line = "print('=== 3 passed, 1 failed, 2 skipped in 1.0s ===')"
     assert not stages.run("broken", [sys.executable, "-c", f"{line}; raise SystemExit(1)"])
-    assert not stages.run("silent", [sys.executable, "-c", "raise SystemExit(2)"])
+    assert not stages.run("silent", [sys.executable, "-c", "print('a word'); raise SystemExit(2)"])
+    assert not stages.run("absent", ["no-such-program"])
+    ruff = "print('I001 x'); print(' --> x.py:1:1'); print('/x.py:2:10 - error: no'); 1 / 0"
+    assert not stages.run("check", [sys.executable, "-c", ruff])
     assert stages.run("sound", [sys.executable, "-c", line.replace(", 1 failed", "")])
     assert stages.close() == 1
     printed = capfd.readouterr().out
-    assert "broken, silent FAILED" in printed
-    assert printed.endswith("\n6 passed, 2 failed, 4 skipped\n")
+    assert "broken, silent, absent, check FAILED" in printed
+    assert "\nsilent:\na word\n" in printed
+    assert "\nabsent:\n[Errno 2] No such file or directory: 'no-such-program'\n" in printed
+    assert "\ncheck:\n --> x.py:1:1\n/x.py:2:10 - error: no\n" in printed
+    assert printed.endswith("\n6 passed, 4 failed, 4 skipped\n")
 
 
 def test_stage_beside_others_prints_in_one_piece_and_counts(

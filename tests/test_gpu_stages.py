@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import sys
 import tarfile
 import time
@@ -15,7 +16,7 @@ import pytest
 ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT))
 
-from tools.gpu import bundle, goals, llama_sources, stages, steps, tables  # noqa: E402
+from tools.gpu import bundle, card, goals, llama_sources, stages, steps, tables  # noqa: E402
 from tools.gpu.__main__ import run_stages  # noqa: E402
 
 
@@ -47,6 +48,28 @@ def test_passed_step_is_not_repeated_and_failed_one_is_in_the_next_call(tmp_path
         assert (tmp_path / "copies" / name).read_text("utf-8") == (tmp_path / name).read_text(
             "utf-8"
         )
+
+
+def test_step_over_its_time_is_ended_whoever_else_holds_its_output() -> None:
+    command = ["sh", "-c", "setsid sleep 300 & echo $!; sleep 300"]
+    status, printed = steps.run_limited(command, {}, 0.5)
+    assert status is None
+    os.kill(int(printed), signal.SIGKILL)  # it is still there
+
+
+@pytest.mark.parametrize(
+    ("name", "peak"),
+    [
+        ("NVIDIA H100 80GB HBM3", card.PEAKS["H100"]),
+        ("NVIDIA H100 PCIe", card.PEAKS["H100 PCIe"]),
+        ("NVIDIA A100-SXM4-40GB", card.PEAKS["A100 SXM4 40GB"]),
+        ("NVIDIA A100-SXM4-80GB", card.PEAKS["A100"]),
+        ("NVIDIA L40", None),
+        ("NVIDIA GH200 480GB", None),
+    ],
+)
+def test_peak_is_that_of_the_card_and_of_no_other(name: str, peak: card.Peak | None) -> None:
+    assert card.find_peak(name) == peak
 
 
 def test_step_is_repeated_when_what_it_made_is_gone(tmp_path: Path) -> None:

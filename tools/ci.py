@@ -21,6 +21,7 @@ import sys
 import threading
 import time
 import tomllib
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
@@ -77,7 +78,7 @@ NO_VERSIONS = [
 ]
 """Left out where dependencies have their lowest versions: what uses core and the kit alone."""
 COUNTS = re.compile(r"(\d+) (passed|failed|skipped|errors?)\b")
-FINDINGS = re.compile(r"E   |FAILED |ERROR |error:|\S+:\d+: error")
+FINDINGS = re.compile(r"E   |FAILED |ERROR |.*\berror: | *--> |check \S+: FAILED")
 FINDINGS_SHOWN = 40
 
 
@@ -181,15 +182,18 @@ def run_quietly(
     """Run commands until one fails; return its exit status and what was printed."""
     printed: list[str] = []
     for command in commands:
-        done = subprocess.run(
-            command,
-            cwd=ROOT,
-            env={**os.environ, **(variables or {})},
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            check=False,
-        )
+        try:
+            done = subprocess.run(
+                command,
+                cwd=ROOT,
+                env={**os.environ, **(variables or {})},
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                text=True,
+                check=False,
+            )
+        except OSError as error:
+            return 127, f"{error}\n"
         printed.append(f"+ {' '.join(command)}\n{done.stdout}")
         if done.returncode:
             return done.returncode, "".join(printed)
@@ -248,19 +252,26 @@ class Stages:
         start = time.monotonic()
         summary = ""
         findings: list[str] = []
-        process = subprocess.Popen(
-            command,
-            cwd=ROOT,
-            env={**os.environ, **(variables or {})},
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            errors="replace",
-        )
+        try:
+            process = subprocess.Popen(
+                command,
+                cwd=ROOT,
+                env={**os.environ, **(variables or {})},
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                text=True,
+                errors="replace",
+            )
+        except OSError as error:
+            self.add(name, 0.0, passed=False)
+            self._findings += [f"\n{name}:\n", f"{error}\n"]
+            return False
+        last = deque[str](maxlen=FINDINGS_SHOWN)
         with process:
             for line in process.stdout or ():
                 show(line)
+                last.append(line)
                 if FINDINGS.match(line):
                     findings.append(line)
                 if COUNTS.search(line) and re.search(r" in [\d.]+s", line):
@@ -271,7 +282,7 @@ class Stages:
         processor = usage.ru_utime + usage.ru_stime
         self.add(name, time.monotonic() - start, status == 0, summary, processor)
         if status:
-            self._findings += [f"\n{name}:\n", *findings[-FINDINGS_SHOWN:]]
+            self._findings += [f"\n{name}:\n", *(findings[-FINDINGS_SHOWN:] or last)]
         return status == 0
 
     def add(

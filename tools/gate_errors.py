@@ -50,7 +50,7 @@ def simulate(rng: np.random.Generator, rows: int, churn: float, losses: list[flo
         )
         for number in range(len(losses))
     ]
-    run = RunResult({}, {}, {}, {}, suites=suites)
+    run = RunResult({}, {}, {}, {}, suites=suites, status="done")
     return Comparison(run, run, [], [*_simulate_suites(rng, rows, churn, losses)], [], [])
 
 

@@ -99,7 +99,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if asked.fresh:
         shutil.rmtree(places.work, ignore_errors=True)
     folder = asked.bundle
-    if folder is None and asked.rehearse:
+    if folder is None and asked.rehearse and not places.site.is_dir():
         folder = places.work / "archive"
         bundle.assemble(folder, f"{sys.version_info.major}.{sys.version_info.minor}")
     variables = make_site(places, folder)

@@ -45,16 +45,19 @@ PEAKS = {
     "H100 PCIe": Peak(756e12, 2.0e12),
     "H100 NVL": Peak(835e12, 3.9e12),
     "H100": Peak(989e12, 3.35e12),
+    "A100 SXM4 40GB": Peak(312e12, 1.555e12),
+    "A100 PCIE 40GB": Peak(312e12, 1.555e12),
     "A100": Peak(312e12, 2.039e12),
     "L40S": Peak(362e12, 0.864e12),
     "L4": Peak(121e12, 0.3e12),
     "RTX 4090": Peak(165e12, 1.008e12),
 }
-"""NVIDIA's data sheets, without sparsity; the first name that a card's name contains counts."""
+"""NVIDIA's data sheets, without sparsity; the first whose words a card's name contains counts."""
 
 
 def find_peak(name: str) -> Peak | None:
-    return next((peak for known, peak in PEAKS.items() if known in name), None)
+    words = f" {name.replace('-', ' ')} "
+    return next((peak for known, peak in PEAKS.items() if f" {known} " in words), None)
 
 
 def count_body_parameters(shape: dict[str, int]) -> int:

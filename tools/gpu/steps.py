@@ -13,6 +13,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -164,32 +165,34 @@ def run_limited(
     command: Sequence[str], variables: Mapping[str, str], seconds: float
 ) -> tuple[int | None, str]:
     """Return the exit status, None if the time was up, and all that was printed."""
-    with subprocess.Popen(
-        command,
-        cwd=ROOT,
-        env={**os.environ, **variables},
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        errors="replace",
-        start_new_session=True,
-    ) as process:
+    # A file and no pipe, which a process in a session of its own would hold open.
+    with tempfile.TemporaryFile("w+", encoding="utf-8", errors="replace") as printed:
+        process = subprocess.Popen(
+            command,
+            cwd=ROOT,
+            env={**os.environ, **variables},
+            stdin=subprocess.DEVNULL,
+            stdout=printed,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
+        status: int | None = None
         try:
-            printed, _ = process.communicate(timeout=seconds)
+            status = process.wait(seconds)
         except subprocess.TimeoutExpired:
-            return None, _end(process)
-    return process.returncode, printed
+            _end(process)
+        printed.seek(0)
+        return status, printed.read()
 
 
-def _end(process: subprocess.Popen[str]) -> str:
+def _end(process: subprocess.Popen[bytes]) -> None:
     """End a step as Ctrl-C does, so that it says what it has, and then whatever is left of it."""
     os.killpg(process.pid, signal.SIGINT)
     with contextlib.suppress(subprocess.TimeoutExpired):
-        process.communicate(timeout=_GRACE_SECONDS)
+        process.wait(_GRACE_SECONDS)
     with contextlib.suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGKILL)
-    return process.communicate()[0]
+    process.wait()
 
 
 def _read_result(file: Path) -> Any:

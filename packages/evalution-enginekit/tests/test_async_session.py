@@ -440,6 +440,18 @@ def test_scores_are_those_of_the_list_calls(session: MockSession, front: AsyncSe
     assert make_rolling_outputs == session.loglikelihood_rolling(texts)
 
 
+def test_malformed_requests_fail_alone(front: AsyncSession) -> None:
+    content: Any = ["hi"]
+    wrong: Any = "5"
+    malformed = [
+        GenerationRequest(messages=[{"role": "user", "content": content}]),
+        replace(asked(1), max_new_tokens=wrong),
+    ]
+    first, *refused = run(front.answer([asked(1), *malformed]))
+    assert isinstance(first, GenerationOutput)
+    assert all(isinstance(found.error, InvalidRequestError) for found in refused)
+
+
 def test_one_caller_gets_its_failures_as_values_and_in_order(front: AsyncSession) -> None:
     first, refused, last = run(front.answer([asked(1), GenerationRequest(), asked(2)]))
     assert isinstance(refused, RequestFailure)

@@ -115,6 +115,19 @@ def test_a_stop_across_tokens_cuts_inside_a_token() -> None:
     assert (output.finish_reason, output.completion_tokens) == ("stop", 2)
 
 
+def test_token_after_a_space_with_a_part_of_a_character_belongs_to_the_stop() -> None:
+    class Bound(ByteTokenizer):
+        def decode(self, token_ids: Any, *, skip_special_tokens: bool = True) -> str:
+            parts = [b"b", b" \xf0\x9f", b"\x90", b"\xb1"]
+            return b"".join(parts[token_id] for token_id in token_ids).decode("utf-8", "replace")
+
+    completion = Completion(Bound(), TokenPrompt(0, [0], 8, stop=("🐱",)))
+    for token_id in range(4):
+        completion.take(TokenEvent(0, [token_id]))
+    output = completion.output("", {}, 0)
+    assert (output.text, output.token_ids) == ("b ", [0, 1])
+
+
 def test_token_is_in_a_delta_once_all_of_its_text_is_certain() -> None:
     class Words(ByteTokenizer):
         def decode(self, token_ids: Any, *, skip_special_tokens: bool = True) -> str:

@@ -91,6 +91,8 @@ def test_counts_may_come_after_the_end() -> None:
 
 
 def test_a_cut_here_makes_the_count_unknown() -> None:
+    output, _, _ = assembled([CompletionChunk(token_ids=[98, 99], finish="length")], tokenizer=True)
+    assert (output.text, output.completion_tokens) == ("bc", 2)
     output, _, _ = assembled([CompletionChunk("yes and no", completion_tokens=9)], stop=[" and"])
     assert (output.text, output.finish_reason, output.completion_tokens) == ("yes", "stop", None)
     assert output.token_ids is None

@@ -111,6 +111,6 @@ def test_run_with_changed_task_files_is_not_resumed(
         go_on()
     text = str(refused.value)
     assert text.startswith(
-        f"{tmp_path / 'run'} holds an unfinished run of another spec: suite tiny_group.{message}"
+        f"{tmp_path / 'run'} holds a run of another spec: suite tiny_group.{message}"
     )
     assert text.endswith("name another --output, or start over with --fresh")

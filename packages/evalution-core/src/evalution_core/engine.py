@@ -150,8 +150,8 @@ class BaseEngine(ABC):
 
     def model(
         self,
-        *,
         path: str | None = None,
+        *,
         tokenizer: Any = None,
         tokenizer_path: str | None = None,
         revision: str | None = None,

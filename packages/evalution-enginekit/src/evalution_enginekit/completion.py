@@ -109,7 +109,9 @@ class OutputAssembler:
         output = completion.output(
             self._spell_messages() if text is None else text, prompt.request.metadata, 0
         )
-        counted = output.completion_tokens if completion.is_cut else facts.completion_tokens
+        counted = output.completion_tokens
+        if not completion.is_cut and facts.completion_tokens is not None:
+            counted = facts.completion_tokens
         return replace(
             output,
             prompt_tokens=_choose_newer(len(fed) if fed is not None else None, facts.prompt_tokens),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import accumulate, groupby, islice, takewhile
 from typing import TYPE_CHECKING, Any, Generic, TypeAlias, TypeVar, cast
 
@@ -219,9 +219,11 @@ class DistributionReader:
             return
         except EvalutionError as error:
             fault = _require_open(error)
-        if len(jobs) > left + 1 and not jobs[0].done:
+        if len(jobs) > left + 1:
+            first = spans[len(spans) - len(jobs) + left]
+            rest = replace(first, start=first.start + jobs[0].done)
             try:
-                yield from self._read_spans(jobs, spans[len(spans) - len(jobs) + left :][:1])
+                yield from self._read_spans(jobs, [rest])
                 return
             except EvalutionError as error:
                 fault = _require_open(error)

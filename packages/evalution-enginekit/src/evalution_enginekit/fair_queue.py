@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Hashable, Sequence
+from contextlib import suppress
 from contextvars import ContextVar
 from itertools import count
 from typing import Any
@@ -132,7 +133,17 @@ def _forget_idle(group: Account) -> None:
 
 
 def count_prompt(request: Request) -> tuple[int, int]:
-    """Count the characters and the token ids of a request's prompt, or of what it scores."""
+    """Count the characters and the token ids of a request's prompt, or of what it scores.
+
+    A malformed request has none here; it is refused where it is read.
+    """
+    try:
+        return _count_fields(request)
+    except (AttributeError, TypeError):
+        return 0, 0
+
+
+def _count_fields(request: Request) -> tuple[int, int]:
     if isinstance(request, LoglikelihoodRequest):
         ids = [*(request.context_input_ids or ()), *(request.continuation_input_ids or ())]
         text = len(request.context) + len(request.continuation)
@@ -151,7 +162,8 @@ def estimate_cost(request: Request, max_model_len: int | None) -> float:
     cost = 1.0 + ids + characters / _CHARACTERS
     if isinstance(request, GenerationRequest):
         longest = request.max_new_tokens if max_model_len is None else max_model_len
-        cost += _GENERATED * min(request.max_new_tokens, longest)
+        with suppress(TypeError):  # a malformed limit
+            cost += _GENERATED * min(request.max_new_tokens, longest)
     return cost
 
 

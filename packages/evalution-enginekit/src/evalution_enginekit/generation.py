@@ -151,7 +151,7 @@ class Completion:
         special = token_id in self._special
         if special:
             self._add_piece(self._detokenizer.flush(), False)
-        self._starts.append(self._length)
+        self._starts.append(self._length + self._detokenizer.held)
         self._add_piece(self._detokenizer.push(token_id), special)
         if self._matcher.cut is not None:
             self.finish = "stop"
@@ -249,12 +249,15 @@ class Detokenizer:
         self._context = 0
         self._read = len(self._ids)
         self._context_text = self._decode_part(0, self._read)
+        self.held = 0
+        """Complete characters that are held back with the incomplete one behind them."""
 
     def push(self, token_id: int) -> str:
         """Text that is complete with this token; empty while a character is incomplete."""
         self._ids.append(token_id)
         text = self._decode_part(self._context, len(self._ids))
         is_held = text.endswith("\ufffd") and len(self._ids) - self._read <= _LONGEST_HOLD
+        self.held = len(text.rstrip("\ufffd")) - len(self._context_text) if is_held else 0
         return "" if is_held else self._advance(text)
 
     def flush(self) -> str:

@@ -50,7 +50,8 @@ class TokenChoice:
         self.is_done = token_id in prompt.stop_ids or self._left <= 0
         if prompt.logprobs is None:
             return TokenEvent(prompt.key, [token_id])
-        shifted = (logits - logits.max()).astype(np.float64)
+        shifted = logits.astype(np.float64)
+        shifted -= shifted.max()
         logprobs = shifted - np.log(np.exp(shifted).sum())
         likeliest = np.argsort(-logprobs, kind="stable")[: prompt.logprobs]
         top = {int(at): float(logprobs[at]) for at in likeliest}

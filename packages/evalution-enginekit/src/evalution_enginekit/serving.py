@@ -316,7 +316,7 @@ class EventLoopRequests:
     work meanwhile.
 
     Args:
-        loop: the runtime's own event loop where it has one.
+        loop: runs them: the runtime's own event loop, or a new one.
     """
 
     def __init__(self, loop: asyncio.AbstractEventLoop):

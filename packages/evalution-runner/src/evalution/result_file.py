@@ -67,6 +67,8 @@ class ResultFile(Generic[T]):
         Raises:
             ConfigurationError: it can't be made or written, or holds a result already.
         """
+        if not os.fspath(output):
+            raise ConfigurationError("output is empty; name a folder, '.' for the current one")
         folder = parse_path(os.fspath(output))
         try:
             folder.mkdir(parents=True, exist_ok=True)

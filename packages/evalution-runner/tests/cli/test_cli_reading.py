@@ -6,12 +6,14 @@ import json
 import os
 import shutil
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
 from evalution.runs.progress_file import PROGRESS
+from evalution.yaml_spec import run_spec
 
 MOCK = "evalution_enginekit.mock:Mock"
 TESTS = (
@@ -335,6 +337,25 @@ def test_mistakes_are_reported_before_anything_is_loaded(
     done = command_line("parity", name, "--output", ".")
     assert_says(done, 2, "already holds a parity.json")
     assert "loading" not in done.stderr
+
+
+def test_measurement_of_a_spec_for_another_command_is_refused(
+    command_line: Any, assert_says: Any, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    name = parity_spec(folder, f"{{engine: {MOCK}}}")
+    for words in (
+        ["noise", name],
+        ["fidelity", name, name],
+        ["fidelity", "record", name, "-o", "r"],
+    ):
+        done = command_line(*words)
+        assert_says(done, 2, f"{name} has the section 'against', which is for `evalution parity`")
+    attaching: Any = replace(run_spec.load_spec(name), backend=cast(Any, object()))
+    monkeypatch.setattr(run_spec, "load_spec", lambda source: attaching)
+    done = command_line("parity", name)
+    assert_says(
+        done, 2, "has the section 'backend', which is for `evalution run`: a measurement wo"
+    )
 
 
 def test_asking_by_text_is_noted(command_line: Any, folder: Path) -> None:

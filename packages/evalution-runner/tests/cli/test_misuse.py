@@ -142,6 +142,21 @@ COMMANDS: dict[str, tuple[Sequence[str], int, Sequence[str]]] = {
         2,
         ["output is empty; name a folder"],
     ),
+    "an empty output of a measurement": (
+        ["noise", "spec.yaml", "--output", ""],
+        2,
+        ["output is empty; name a folder"],
+    ),
+    "an empty model": (
+        ["run", "spec.yaml", "--model", ""],
+        2,
+        ["--model is empty; name a model"],
+    ),
+    "a spec in the place of a run": (
+        ["show", "spec.yaml"],
+        2,
+        ["spec.yaml is no results.json of a run; name the folder of one"],
+    ),
     "a file as output": (
         ["run", "spec.yaml", "--output", "rows.jsonl"],
         2,

@@ -128,10 +128,16 @@ def test_suite_that_the_candidate_lacks_decides_nothing() -> None:
 
 
 def test_advisory_suite_is_shown_and_decides_nothing() -> None:
-    found = compare(make_run([1.0] * 99), make_run([0.0] * 99))
+    left, right = make_run([1.0] * 99), make_run([0.0] * 99)
+    other = replace(left.suites[0], name="other")
+    found = compare(
+        replace(left, suites=[*left.suites, other]), replace(right, suites=[*right.suites, other])
+    )
     policy = Policy(loss=0.1, suites={"s": SuitePolicy(advisory=True)})
     decision = decide(policy, found)
     assert (decision.checks[0].verdict, decision.verdict) == ("block", "ship")
+    with pytest.raises(ConfigurationError, match="every check is advisory, so that none decides"):
+        decide(policy, compare(left, right))
 
 
 def test_blocking_allows_for_the_number_of_checks() -> None:
@@ -238,7 +244,23 @@ def test_few_degrees_of_freedom_widen_a_measurements_interval_further(
 
 def test_policy_without_a_margin_for_what_is_given_is_refused(measurement: FidelityResult) -> None:
     with pytest.raises(ConfigurationError, match="`loss` or `suites` are for runs, `kl`, "):
-        decide(Policy(loss=0.1), measurements=[measurement])
+        decide(Policy(), measurements=[measurement])
+
+
+def test_margin_that_nothing_is_held_against_is_refused(measurement: FidelityResult) -> None:
+    runs = compare(make_run([1.0] * 99), make_run([1.0] * 99))
+    with pytest.raises(ConfigurationError, match="'kl', and no fidelity measurement was given; na"):
+        decide(Policy(loss=0.1, kl=1.0), runs)
+    for policy in (Policy(loss=0.1, kl=1.0), Policy(suites={"s": SuitePolicy(loss=1)}, kl=1.0)):
+        with pytest.raises(ConfigurationError, match="and no runs were given; name their folders"):
+            decide(policy, measurements=[measurement])
+
+
+def test_baseline_that_is_not_finished_is_refused() -> None:
+    runs = compare(replace(make_run([1.0] * 99), status="failed"), make_run([1.0] * 99))
+    with pytest.raises(ConfigurationError, match="the baseline's run is failed, and `loss` is for"):
+        decide(Policy(loss=0.1), runs)
+    assert decide(Policy(suites={"s": SuitePolicy(loss=0.1)}), runs).verdict == "ship"
 
 
 @pytest.mark.parametrize(

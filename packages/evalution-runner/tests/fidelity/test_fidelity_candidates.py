@@ -19,6 +19,8 @@ def folders(folder: Path, make_fidelity: Any) -> Path:
     }.items():
         (folder / name).mkdir()
         write_fidelity(result, folder / name)
+    (folder / "run").mkdir()
+    (folder / "run" / "results.json").touch()
     return folder
 
 
@@ -39,6 +41,7 @@ def test_measurements_of_one_reference_are_compared(folders: Path, command_line:
         (["q4", "narrow"], "can't be compared: their reference, texts, window or mode differ"),
         (["q4", "q8", "--flipped", "3"], "--flipped is for runs"),
         (["q4", "nowhere"], "there is no "),
+        (["run", "q4"], "q4 holds a fidelity measurement and run a run; compare two of one kind"),
     ],
 )
 def test_measurements_that_can_not_be_compared_are_reported(

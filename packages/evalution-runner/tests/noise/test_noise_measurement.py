@@ -18,7 +18,13 @@ from evalution.noise.statistics import find_verdicts
 from evalution.noise.table import list_headings, list_remarks, list_verdicts, make_noise_table
 from evalution.runs.preflight import EngineAndModel
 from evalution.suites.suite import SuiteDeclaration
-from evalution_core import BaseInferenceSession, CheckResult, ConfigurationError, Model
+from evalution_core import (
+    BaseInferenceSession,
+    CheckResult,
+    ConfigurationError,
+    EngineRuntimeError,
+    Model,
+)
 from evalution_enginekit import TokenPrompt, TokenScore, TokenSpan
 from mutants.toy import Toy, ToySession
 
@@ -116,6 +122,13 @@ class Cloning(ToySession):
         return super()._start(replace(prompt, seed=7 if prompt.seed is None else prompt.seed))
 
 
+class Drawless(ToySession):
+    def _start(self, prompt: TokenPrompt) -> Any:
+        if prompt.do_sample:
+            raise EngineRuntimeError("no draws")
+        return super()._start(prompt)
+
+
 @dataclass(slots=True)
 class Planted(Toy):
     """The toy with a session of this file."""
@@ -201,6 +214,12 @@ def test_change_of_too_few_rows_is_left_undecided() -> None:
         "batch: 1 of 6 rows changed, too few to distinguish from chance; ask more rows (--limit)"
     ]
     assert next(list_verdicts(shown)).startswith("undecided: repeats are the same, and too few")
+
+
+def test_passes_are_kept_where_samples_fail() -> None:
+    found = measure(Drawless)
+    assert (found.verdicts, found.sampling) == (["deterministic"], None)
+    assert found.notes == ["samples weren't measured: no draws (4 in flight)"]
 
 
 def test_rows_that_fail_are_left_out() -> None:

@@ -58,7 +58,7 @@ def test_folder_of_a_parity_check_is_a_report_too(
     [
         (["missing"], "there is no run folder missing"),
         (["."], "is no run itself; name one of those in it (1 in all): "),
-        (["rows.jsonl"], "not JSON"),
+        (["rows.jsonl"], "rows.jsonl is no results.json of a run; name the folder of one"),
         (["done", "--output", "no/page.html"], "can't be written to no/page.html"),
     ],
 )

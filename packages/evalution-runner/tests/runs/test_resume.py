@@ -170,7 +170,7 @@ def test_another_spec_is_refused_with_the_difference(
     with pytest.raises(ConfigurationError) as caught:
         evalution.run(**{**options, **change})
     shown = str(caught.value)
-    assert shown.startswith(f"{tmp_path} holds an unfinished run of another spec: ")
+    assert shown.startswith(f"{tmp_path} holds a run of another spec: ")
     assert difference in shown
     assert shown.endswith("; name another --output, or start over with --fresh")
     assert files(tmp_path) == before
@@ -213,7 +213,7 @@ def test_other_weights_under_the_same_name_are_refused(
     with pytest.raises(ConfigurationError) as caught:
         evalution.run(engine=scripted(Known()), model="m", tests=suites(), output=tmp_path)
     assert str(caught.value) == (
-        f"{tmp_path} holds an unfinished run of another model: model.safetensors was "
+        f"{tmp_path} holds a run of another model: model.safetensors was "
         "'one', now 'two'; name another --output, or start over with --fresh"
     )
 

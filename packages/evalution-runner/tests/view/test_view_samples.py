@@ -101,6 +101,17 @@ def test_flipped_samples_are_right_in_one_run_alone(suite: SuiteView, answered: 
         list_rows(suite, which="flipped")
 
 
+def test_row_with_another_prompt_flips_only_between_suites_that_ask_otherwise() -> None:
+    sides = [
+        view_samples([SampleResult("sums", 0, prompt=prompt, metrics={"acc": right})])
+        for prompt, right in (("1 + 1?", 0.0), ("2 + 0?", 1.0))
+    ]
+    assert list(find_flipped(*sides)) == [0]
+    for options, flipped in (({"num_fewshot": 1}, [0]), ({"max_rows": 9}, []), ({}, [])):
+        sides[0].options, sides[1].options = {}, options
+        assert list(find_flipped(*sides)) == flipped
+
+
 @given(st.lists(st.tuples(st.booleans(), st.booleans(), st.booleans(), st.booleans())))
 def test_flipped_rows_have_two_judgements(cells: list[tuple[bool, bool, bool, bool]]) -> None:
     sides: tuple[list[SampleResult], list[SampleResult]] = ([], [])

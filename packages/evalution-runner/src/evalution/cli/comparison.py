@@ -25,6 +25,7 @@ from evalution.fidelity.store import FIDELITY_FILE, read_fidelity
 from evalution.result_file import write_whole
 from evalution.results import RunResult, to_json
 from evalution.runs.reader import read_run
+from evalution.runs.store import RESULTS
 from evalution.table import make_console
 from evalution.user_input import parse_path
 from evalution_core import ConfigurationError
@@ -51,7 +52,14 @@ def compare(
     Of two fidelity measurements against one reference, the figures side by side.
     """
     with report_errors(debug=debug):
-        if any(FIDELITY_FILE.is_in(parse_path(side)) for side in (left, right)):
+        measured = [side for side in (left, right) if FIDELITY_FILE.is_in(parse_path(side))]
+        runs = [side for side in (left, right) if (parse_path(side) / RESULTS).is_file()]
+        if measured and runs:
+            raise ConfigurationError(
+                f"{measured[0]} holds a fidelity measurement and {runs[0]} a run; compare two of "
+                "one kind"
+            )
+        if measured:
             _compare_candidates((left, right), flipped, as_json=as_json)
             return
         if as_json and flipped is not None:

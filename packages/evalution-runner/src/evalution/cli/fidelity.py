@@ -17,7 +17,7 @@ from evalution.results import to_json
 from evalution.runs.preflight import EngineAndModel
 from evalution.table import print_answer
 from evalution.user_input import parse_path, path_errors
-from evalution.yaml_spec.run_spec import Spec, load_spec
+from evalution.yaml_spec.run_spec import Spec, load_measured_spec
 from evalution_core import ConfigurationError
 
 if TYPE_CHECKING:
@@ -105,7 +105,7 @@ def compare(
             raise ConfigurationError("--control and --no-control exclude each other; take one")
         right = _load_live(candidate, "candidate")
         held = None if control is None else _pair(_load_live(control, "control"))
-        left = None if is_recording(reference) else load_spec(reference)
+        left = None if is_recording(reference) else load_measured_spec(reference)
         folder = None if output is None else FIDELITY_FILE.make_folder(output)
         isolate = right.isolate or (left is not None and left.isolate)
         found = measure(
@@ -168,7 +168,7 @@ def _load_live(name: str, role: str) -> Spec:
             f"{name} is a recording, which can stand for the reference alone; name the spec of the "
             f"{role}"
         )
-    return load_spec(name)
+    return load_measured_spec(name)
 
 
 def is_recording(reference: str) -> bool:

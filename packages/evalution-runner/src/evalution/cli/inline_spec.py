@@ -219,6 +219,8 @@ _ROW_SUITES = {"choices": "multiple_choice", "text": "perplexity"}
 
 
 def _place_model(content: dict[str, Any], model: str, path: Path) -> None:
+    if not model:
+        raise ConfigurationError("--model is empty; name a model, '.' for the current folder")
     _refuse_engine_as_model(model)
     engine = content["engine"]
     if is_server(model) and normalize(engine.get("type", SERVER)) == normalize(SERVER):

@@ -13,7 +13,7 @@ from evalution.progress_bar import make_terminal_progress
 from evalution.results import to_json
 from evalution.runs.preflight import EngineAndModel
 from evalution.table import print_answer
-from evalution.yaml_spec.run_spec import load_spec
+from evalution.yaml_spec.run_spec import load_measured_spec
 
 if TYPE_CHECKING:
     from evalution.noise import NoiseResult
@@ -32,7 +32,7 @@ def noise(
     with report_errors(debug=debug, kept=NOTHING_KEPT):
         from evalution.noise import measurement, result  # noqa: PLC0415 - only this command
 
-        loaded = load_spec(spec)
+        loaded = load_measured_spec(spec)
         folder = None if output is None else result.NOISE_FILE.make_folder(output)
         found = measurement.measure_noise(
             EngineAndModel(loaded.engine, loaded.model),

@@ -13,7 +13,7 @@ from evalution.progress_bar import make_terminal_progress
 from evalution.results import to_json
 from evalution.runs.preflight import EngineAndModel
 from evalution.table import print_answer
-from evalution.yaml_spec.run_spec import Spec, load_spec
+from evalution.yaml_spec.run_spec import Spec, load_measured_spec
 from evalution_core import ConfigurationError
 
 if TYPE_CHECKING:
@@ -45,7 +45,7 @@ def parity(
         from evalution import parity as check  # noqa: PLC0415 - only this command needs it
         from evalution.parity import result as file  # noqa: PLC0415 - as above
 
-        loaded = load_spec(spec)
+        loaded = load_measured_spec(spec, has_against=True)
         folder = None if output is None else file.PARITY_FILE.make_folder(output)
         result = check.check_parity(
             EngineAndModel(loaded.engine, loaded.model),

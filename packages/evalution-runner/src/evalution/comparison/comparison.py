@@ -57,6 +57,11 @@ _OF_THE_ROWS = frozenset({"batch_size", "group", "max_rows", "name", "order", "r
 """Options that choose, arrange or group rows and leave their prompts as they are."""
 
 
+def ask_alike(differences: Iterable[str]) -> bool:
+    """Return whether suites whose options differ so have the same prompt for the same row."""
+    return _OF_THE_ROWS.issuperset(differences)
+
+
 @dataclass(slots=True)
 class Pairing:
     """The rows that both sides answered, and how many there are of every other kind.
@@ -310,6 +315,14 @@ def _list_conditions(run: RunResult) -> dict[str, Any]:
     }
 
 
+def find_missing_samples(comparison: Comparison, name: str, sides: tuple[str, str]) -> str | None:
+    """Return a sentence on the samples of a suite that a side, called so, has no more."""
+    for side, run in zip(sides, (comparison.left, comparison.right), strict=True):
+        if run[name].samples_file is None and run[name].kept_samples is None:
+            return f"the {side}'s samples.jsonl is missing, so its rows can't be compared"
+    return None
+
+
 def find_flipped_rows(comparisons: Iterable[Comparison]) -> dict[str, set[int]]:
     """Return by suite the rows that flipped in any of the comparisons."""
     found: dict[str, set[int]] = {}
@@ -326,7 +339,7 @@ def _compare_suite(name: str, sides: _Sides, *, with_texts: bool) -> SuiteCompar
     left, right = (side.run[name] for side in sides)
     options = find_option_differences(left.options, right.options)
     columns = sides[0].columns(left), sides[1].columns(right)
-    rows = pair_samples(*columns, same_prompts=_OF_THE_ROWS.issuperset(options))
+    rows = pair_samples(*columns, same_prompts=ask_alike(options))
     options |= find_option_differences(left.provenance, right.provenance)
     same_rows = rows.are_all if all(columns) else left.n == right.n
     groups, grouped_by = _find_groups(rows, columns)

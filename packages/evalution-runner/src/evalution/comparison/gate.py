@@ -19,7 +19,12 @@ from pydantic import Field
 from rich import box
 from rich.table import Table
 
-from evalution.comparison.comparison import Comparison, MetricComparison, Pairing
+from evalution.comparison.comparison import (
+    Comparison,
+    MetricComparison,
+    Pairing,
+    find_missing_samples,
+)
 from evalution.comparison.significance import widen_interval
 from evalution.fidelity.result import Estimate, FidelityResult
 from evalution.scoring.intervals import CONFIDENCE
@@ -30,6 +35,7 @@ from evalution_core.plugins import did_you_mean
 
 SCHEMA_VERSION = 1
 _MOST_ROWS = 1_000_000
+_DONE, _SIDES = "done", ("baseline", "candidate")
 
 Verdict = Literal["ship", "undecided", "block"]
 Margin = Annotated[float, Field(ge=0.0, allow_inf_nan=False)]
@@ -151,9 +157,11 @@ def decide(
         measurements: fidelity of the candidate.
 
     Raises:
-        ConfigurationError: the policy names a suite or a metric that the baseline lacks, or has no
-            margin for the runs, or the measurements, that were given.
+        ConfigurationError: the policy names a suite or a metric that the baseline lacks, has no
+            margin for what was given, a margin for what wasn't, or no check that decides; or the
+            baseline's run isn't finished.
     """
+    _check_given(policy, comparison, measurements)
     of_runs = [] if comparison is None else [*_list_losses(policy, comparison)]
     distances = [loss for found in measurements for loss in _list_distances(policy, found)]
     unjudged = ["the two runs"] if comparison is not None and not of_runs else []
@@ -164,7 +172,37 @@ def decide(
             "or `suites` are for runs, `kl`, `log_ppl_ratio` and `other_top` for fidelity "
             "measurements; for instance --loss 0.01"
         )
+    if all(loss.advisory for loss in losses):
+        raise ConfigurationError(
+            "every check is advisory, so that none decides; leave `advisory` out of one at least"
+        )
     return Decision([loss.check(len(losses)) for loss in losses])
+
+
+def _check_given(
+    policy: Policy, comparison: Comparison | None, measurements: Sequence[FidelityResult]
+) -> None:
+    """Raise `ConfigurationError` for a margin that nothing given is held against."""
+    of_runs = {"loss": policy.loss, "suites": policy.suites or None}
+    of_measurements = {
+        "kl": policy.kl,
+        "log_ppl_ratio": policy.log_ppl_ratio,
+        "other_top": policy.other_top,
+    }
+    for margins, is_given, lacking in (
+        (of_runs, comparison is not None, "runs were given; name their folders"),
+        (of_measurements, bool(measurements), "fidelity measurement was given; name its folder"),
+    ):
+        named = next((name for name, margin in margins.items() if margin is not None), None)
+        if named is not None and not is_given:
+            raise ConfigurationError(
+                f"the policy has {named!r}, and no {lacking}, or leave it out of the policy"
+            )
+    if comparison is not None and policy.loss is not None and comparison.left.status != _DONE:
+        raise ConfigurationError(
+            f"the baseline's run is {comparison.left.status}, and `loss` is for all of its suites; "
+            "finish it, or name those that count in `suites` of the policy"
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -244,7 +282,7 @@ def _list_losses(policy: Policy, comparison: Comparison) -> Iterator[_Loss]:
             obstacle = f"the candidate's run lacks the suite; it is {comparison.right.status}"
         else:
             is_tested = metrics[metric].test is not None
-            missing = None if is_tested else _find_missing_samples(comparison, name)
+            missing = None if is_tested else find_missing_samples(comparison, name, _SIDES)
             obstacle = missing or _find_obstacle(found.rows, metrics[metric])
         loss = _read_loss(name, metric, margin, metrics.get(metric))
         yield replace(loss, obstacle=obstacle, advisory=rule.advisory)
@@ -262,13 +300,6 @@ def _read_loss(suite: str, name: str, margin: float, metric: MetricComparison | 
     freedom = test.pairs - 1.0 if test.freedom is None else test.freedom
     loss = sign * test.difference + 0.0
     return _Loss(suite, name, margin, loss, ends, parts=parts, freedom=freedom, part=part)
-
-
-def _find_missing_samples(comparison: Comparison, name: str) -> str | None:
-    for side, run in (("baseline", comparison.left), ("candidate", comparison.right)):
-        if run[name].samples_file is None and run[name].kept_samples is None:
-            return f"the {side}'s samples.jsonl is missing, so its rows can't be compared"
-    return None
 
 
 def _find_obstacle(rows: Pairing, metric: MetricComparison) -> str | None:

@@ -13,6 +13,7 @@ from evalution.comparison.comparison import (
     MetricComparison,
     SuiteComparison,
     find_leaf_differences,
+    find_missing_samples,
 )
 from evalution.comparison.significance import PairedTest
 from evalution.results import MetricResult, RunResult, describe_precisions
@@ -125,9 +126,12 @@ def list_remarks(
             yield f"only in the {side} run: {', '.join(names)}"
     if not comparison.suites:
         yield "no suite is in both runs, so there is nothing to compare"
+    words = f"{sides[0]} run", f"{sides[1]} run"
     for suite in comparison.suites:
         yield from (f"{suite.name}: {remark}" for remark in _list_option_remarks(suite))
-        yield from (f"{suite.name}: {remark}" for remark in _list_row_remarks(suite, sides))
+        missing = find_missing_samples(comparison, suite.name, words)
+        remarks = [missing] if missing is not None else _list_row_remarks(suite, sides)
+        yield from (f"{suite.name}: {remark}" for remark in remarks)
 
 
 def shorten(text: str | None, length: int = _TEXT) -> str:

@@ -36,6 +36,7 @@ from evalution_core import (
     BaseInferenceSession,
     Capability,
     ConfigurationError,
+    EvalutionError,
     GenerationOutput,
     GenerationRequest,
     LoglikelihoodRequest,
@@ -197,13 +198,21 @@ class _Measurement:
                 self._asked = list(self._read_requests(caller.session))
                 for number in range(REPEATS):
                     self._ask_round(caller, number)
-                self._sampling = _Sampler(caller.session).measure(self._asked)
+                self._measure_samples(caller.session)
             for _ in range(CHANGES):
                 with self._open() as holder:
                     caller = self._prepare(holder)
                     self._keep("restart", caller.ask_cold(self._asked))
         finally:
             self._progress.suite_finished()
+
+    def _measure_samples(self, session: BaseInferenceSession) -> None:
+        failed = self._find_failed()
+        asked = [(key, request) for key, request in self._asked if key[:2] not in failed]
+        try:
+            self._sampling = _Sampler(session).measure(asked)
+        except EvalutionError as error:
+            self._notes.append(f"samples weren't measured: {error}")
 
     def make_result(self, timings: dict[str, Any]) -> NoiseResult:
         self._drop_failures()
@@ -276,18 +285,23 @@ class _Measurement:
         self._passes.setdefault(name, []).append(in_order)
         self._progress.sample_finished(next(self._done), 0, None)
 
+    def _find_failed(self) -> dict[RowKey, str]:
+        """Return the reason of each row that failed in any pass."""
+        found: dict[RowKey, str] = {}
+        for passes in self._passes.values():
+            for each in passes:
+                for key, record in each.items():
+                    if isinstance(record, Failed):
+                        found.setdefault(key[:2], record.reason)
+        return found
+
     def _drop_failures(self) -> None:
         """Leave out rows that failed in any pass.
 
         Raises:
             ConfigurationError: none is left.
         """
-        failed: dict[RowKey, str] = {}
-        for passes in self._passes.values():
-            for each in passes:
-                for key, record in each.items():
-                    if isinstance(record, Failed):
-                        failed.setdefault(key[:2], record.reason)
+        failed = self._find_failed()
         if not failed:
             return
         first = next(iter(failed.values()))

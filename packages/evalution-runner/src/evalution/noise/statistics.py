@@ -51,7 +51,7 @@ class _Pair:
 
     def add(self, row: RowKey, before: Record, after: Record) -> None:
         differences = _list_differences(before, after)
-        is_parted = isinstance(before, Generated) and before.text != _read_text(after)
+        is_parted = _read_completion(before) != _read_completion(after)
         distance = max(differences, default=0.0)
         self.tokens += len(differences)
         self.largest = max(self.largest, distance)
@@ -67,8 +67,8 @@ class _Pair:
         return self.squares / max(self.tokens, 1)
 
 
-def _read_text(record: Record) -> str:
-    return record.text if isinstance(record, Generated) else ""
+def _read_completion(record: Record) -> object:
+    return (record.text, record.token_ids) if isinstance(record, Generated) else None
 
 
 def _list_differences(before: Record, after: Record) -> list[float]:

@@ -112,15 +112,13 @@ def _explain(result: NoiseResult, verdict: str) -> str:
         for condition in result.conditions
         if condition.counts and CONDITIONS[condition.name] == verdict
     ]
-    largest = max(found, key=lambda differences: differences.largest)
-    return f"{_CAUSES[verdict]} by up to {_measure(largest)}."
+    return f"{_CAUSES[verdict]} by up to {_measure(*found)}."
 
 
-def _measure(found: Differences) -> str:
-    return (
-        f"{format_nats(found.largest)} nats; answers flipped: {found.flips}, "
-        f"texts parted: {found.texts}"
-    )
+def _measure(*found: Differences) -> str:
+    flips, texts = max(one.flips for one in found), max(one.texts for one in found)
+    largest = format_nats(max(one.largest for one in found))
+    return f"{largest} nats; answers flipped: {flips}, texts parted: {texts}"
 
 
 def _describe_sampling(found: Sampling) -> str:

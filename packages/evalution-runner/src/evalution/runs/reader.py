@@ -9,6 +9,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
+from evalution.result_file import RESULT_FILES
 from evalution.results import SCHEMA_VERSION, RunResult, SuiteResult
 from evalution.runs.progress_file import read_progress
 from evalution.runs.store import JOURNAL, RESULTS
@@ -51,8 +52,10 @@ def read_run(path: str | os.PathLike[str]) -> RunResult:
 
 def _find_results_file(path: Path) -> Path:
     with path_errors(path):
-        if path.is_file():
+        if path.is_file() and path.suffix == Path(RESULTS).suffix:
             return path
+        if path.is_file():
+            raise ConfigurationError(f"{path} is no {RESULTS} of a run; name the folder of one")
         if not path.exists():
             raise ConfigurationError(
                 f"there is no run folder {path}; name the folder that `evalution run` printed as "
@@ -75,6 +78,10 @@ def _find_results_file(path: Path) -> Path:
         raise ConfigurationError(
             f"{path} holds no {RESULTS} yet: the model of the run in it was never loaded; "
             f"`evalution run SPEC --output {path}` goes on with it"
+        )
+    if other := next((name for name in RESULT_FILES if (path / name).is_file()), None):
+        raise ConfigurationError(
+            f"{path} holds {other}, what `evalution {Path(other).stem}` found, and no run"
         )
     raise ConfigurationError(f"{path} holds no {RESULTS}, so it is no folder of a run")
 

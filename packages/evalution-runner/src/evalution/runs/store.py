@@ -392,7 +392,7 @@ class RunStore:
             found = find_differences({n: before[n] for n in both}, {n: now[n] for n in both})
         if found:
             raise ConfigurationError(
-                f"{folder.path} holds an unfinished run of another spec: "
+                f"{folder.path} holds a run of another spec: "
                 f"{format_differences(found)}; name another --output, or start over with --fresh"
             )
         folder.journal.declare({n: value for n, value in now.items() if n not in before})
@@ -408,7 +408,7 @@ class RunStore:
             found = find_differences(before[_TOKENIZER], now[_TOKENIZER], _TOKENIZER)
         if found:
             raise ConfigurationError(
-                f"{folder.path} holds an unfinished run of another model: "
+                f"{folder.path} holds a run of another model: "
                 f"{format_differences(found)}; name another --output, or start over with --fresh"
             )
         folder.journal.declare(now)

@@ -102,6 +102,7 @@ class ViewedRun:
                     self.samples.columns(suite),
                     self.samples.of(suite),
                     {metric: one.higher_is_better for metric, one in suite.metrics.items()},
+                    suite.options,
                 )
                 return self._views.setdefault(name, found)
         if self._tail is not None and name in self.latest:

@@ -12,7 +12,7 @@ from functools import cached_property
 from itertools import islice, tee
 from typing import Any, cast, get_args
 
-from evalution.comparison.comparison import pair_samples
+from evalution.comparison.comparison import ask_alike, find_option_differences, pair_samples
 from evalution.comparison.significance import is_binary
 from evalution.redaction import mask_text
 from evalution.sample_columns import SampleColumns
@@ -48,6 +48,7 @@ class SuiteView:
         columns: its samples' numbers.
         samples: the samples themselves.
         metrics: names, the main one first, and whether higher is better.
+        options: the suite's; None while it runs.
     """
 
     def __init__(
@@ -57,12 +58,14 @@ class SuiteView:
         columns: SampleColumns,
         samples: SuiteSamples,
         metrics: Mapping[str, bool],
+        options: Mapping[str, Any] | None = None,
     ):
         self.run = run
         self.name = name
         self.columns = columns
         self.samples = samples
         self.metrics = metrics
+        self.options = options
 
     @property
     def main_metric(self) -> str | None:
@@ -204,7 +207,9 @@ def choose_places(suite: SuiteView, query: SampleQuery, against: SuiteView | Non
 
 def find_flipped(suite: SuiteView, against: SuiteView) -> array[int]:
     """Return the places of rows that both runs answered, one of them right and the other wrong."""
-    pairs = pair_samples(suite.columns, against.columns, same_prompts=False)
+    is_alike = suite.options is not None and against.options is not None
+    is_alike = is_alike and ask_alike(find_option_differences(suite.options, against.options))
+    pairs = pair_samples(suite.columns, against.columns, same_prompts=is_alike)
     here, there = suite.judgements, against.judgements
     return array(
         "q",

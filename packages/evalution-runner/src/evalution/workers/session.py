@@ -370,7 +370,7 @@ def check_workers(engine: BaseEngine, workers: int, devices: Sequence[str] | Non
     name = type(engine).__name__
     if type(workers) is not int or workers < 1:
         raise ConfigurationError(
-            f"the number of workers must be an int of at least 1, got {workers!r}"
+            f"replicas, the number of workers, must be an int of at least 1, got {workers!r}"
         )
     for limit, what in (
         (engine.processes_limit, "may be built in at most {} process(es) at once"),

@@ -119,6 +119,21 @@ def load_spec(source: str) -> Spec:
         raise
 
 
+def load_measured_spec(source: str, *, has_against: bool = False) -> Spec:
+    """The spec of a measurement, which builds its engines itself; errors as `load_spec`."""
+    loaded = load_spec(source)
+    if loaded.against is not None and not has_against:
+        raise ConfigurationError(
+            f"{source} has the section 'against', which is for `evalution parity`; leave it out"
+        )
+    if loaded.backend is not None:
+        raise ConfigurationError(
+            f"{source} has the section 'backend', which is for `evalution run`: a measurement "
+            "would load other weights than that attaches; leave it out"
+        )
+    return loaded
+
+
 def find_spec(source: str) -> Path:
     """Return the path of a spec.
 
