@@ -108,7 +108,7 @@ def test_secrets_of_the_engine_within_are_hidden() -> None:
     [
         ({}, "needs the option 'engine': the engine to run in each worker"),
         ({"engine": Mock()}, "needs the option 'replicas', or 'devices'"),
-        ({"engine": Mock(), "replicas": 0}, "replicas, the number of workers, must be an int of at least 1, got 0"),
+        ({"engine": Mock(), "replicas": 0}, "replicas, the number of workers, must be an int"),
         ({"engine": Mock(), "replicas": 2, "devices": ["0"]}, "2 workers need 2 devices"),
         ({"engine": "Mock", "replicas": 2}, "option 'engine' of engine Replicas"),
         ({"engine": Replicas(Mock(), 2), "replicas": 2}, "multiply their numbers"),
