@@ -220,9 +220,15 @@ def _score_targets(logits: Tensor, rows: Tensor, targets: Tensor) -> tuple[Tenso
     rows, targets = rows.to(values.device), targets.to(values.device)
     chosen = values[rows, targets]
     top = values.amax(dim=-1)
+    is_greedy = chosen >= top[rows]
+    if values.device.type == "cpu":
+        # It computes a row while the processor's cache holds it, where the operations below read
+        # and write the whole block four times.
+        torch.log_softmax(values, dim=-1, out=values)
+        return values[rows, targets], is_greedy
     # Differences from the top first: logit and log-sum-exp may be large and nearly equal.
     rest = values.sub_(top[:, None]).exp_().sum(dim=-1).log_()
-    return (chosen - top[rows]) - rest[rows], chosen >= top[rows]
+    return (chosen - top[rows]) - rest[rows], is_greedy
 
 
 def make_tree_mask(
