@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -65,6 +67,14 @@ def test_logprobs_are_compared_token_by_token(subject: Subject) -> None:
         assert_same_logprobs(subject, [-1.0, -2.0], [-1.0], "scores")
     with pytest.raises(AssertionError, match="scores: token_logprobs is missing"):
         assert_same_logprobs(subject, None, [-1.0], "scores")
+
+
+def test_equal_infinities_are_the_same_and_nan_never_is(subject: Subject) -> None:
+    assert_same_logprobs(subject, [], [], "scores")
+    assert_same_logprobs(subject, [-1.0, -math.inf], [-1.0, -math.inf], "scores")
+    for value in (math.nan, -math.inf):
+        with pytest.raises(AssertionError, match="scores: token 1 has"):
+            assert_same_logprobs(subject, [-1.0, value], [-1.0, -2.0], "scores")
 
 
 @given(ids, ids)

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
-from evalution_conformance import EngineConformance
+from evalution_conformance import PRECISION_CHECKS, EngineConformance
 from evalution_conformance.suite import find_checks, get_needs
 from evalution_core import (
     BaseEngine,
@@ -22,7 +22,7 @@ from evalution_core import (
     RollingLoglikelihoodRequest,
     SessionInfo,
 )
-from mutants.toy import CAPABILITIES, UNTEMPLATED, Toy, ToySession
+from mutants.toy import CAPABILITIES, UNTEMPLATED, MergingTokenizer, Toy, ToySession
 
 
 @dataclass(slots=True)
@@ -51,7 +51,9 @@ class TextAlone(Toy):
     """Reports nothing that a remote API may not know: no tokenizer, ids, counts or window."""
 
     capabilities = CAPABILITIES - {
+        Capability.DISTRIBUTIONS,
         Capability.LOGPROBS,
+        Capability.PROMPT_TOP_LOGPROBS,
         Capability.STREAM,
         Capability.TOKEN_IDS,
         Capability.TRUNCATION,
@@ -114,6 +116,60 @@ def _plain(output: GenerationOutput) -> GenerationOutput:
     )
 
 
+@dataclass(slots=True)
+class SumsAlone(Toy):
+    """Scores without the values of tokens, and doesn't know what is greedy."""
+
+    def build(self, model: Model) -> BaseInferenceSession:
+        return _SumsAlone(self, model)
+
+
+class _SumsAlone(ToySession):
+    loglikelihood_continuous = BaseInferenceSession.loglikelihood_continuous  # pyright: ignore[reportAssignmentType]
+
+    def change_score(
+        self, request: LoglikelihoodRequest, output: LoglikelihoodOutput
+    ) -> LoglikelihoodOutput:
+        return replace(output, token_ids=None, token_logprobs=None, is_greedy=None)
+
+    def change_rolling_score(
+        self, request: RollingLoglikelihoodRequest, output: RollingLoglikelihoodOutput
+    ) -> RollingLoglikelihoodOutput:
+        return replace(output, token_ids=None, token_logprobs=None)
+
+
+@dataclass(slots=True)
+class Plain(Toy):
+    """Has a required option, sessions that can't stream, results of a plain iterator, no BOS."""
+
+    name: str = field(kw_only=True)
+
+    def build(self, model: Model) -> BaseInferenceSession:
+        return _PlainSession(self, model)
+
+
+class _Unmarked(MergingTokenizer):
+    """Has neither BOS nor EOS."""
+
+    bos_id = eos_id = None
+    leading_ids = ()
+
+
+class _PlainSession(ToySession):
+    tokenizer_class = _Unmarked
+
+    @property
+    def info(self) -> SessionInfo:
+        known = super().info
+        return replace(known, capabilities=known.capabilities - {Capability.STREAM})
+
+    def stream(self, requests: Any, *, batch_size: int | None = None) -> Any:
+        return BaseInferenceSession.stream(self, requests, batch_size=batch_size)
+
+    def generate_continuous(self, requests: Any, *, batch_size: int | None = None) -> Any:
+        return filter(None, super().generate_continuous(requests, batch_size=batch_size))
+
+
 class _Shape(EngineConformance):
     oracle = Toy()
     model = Model(path="toy")
@@ -150,6 +206,34 @@ class TestFixedBatches(_Shape):
             "continuous",
             "test_closing_ends_an_open_stream",
             "test_a_batch_answers_as_its_requests_alone",
+        }
+    )
+
+
+class TestLongWindow(_Shape):
+    # More than a window is sent to a shorter one, not to this.
+    engine = Toy(max_model_len=1 << 20)
+    checks = frozenset({"boundary", "rolling", "test_a_long_prompt_is_cut_from_the_left"})
+
+
+class TestSumsAlone(_Shape):
+    engine = SumsAlone()
+    oracle = SumsAlone()
+    checks = PRECISION_CHECKS
+
+
+class TestPlain(_Shape):
+    engine = Plain(name="required")
+    oracle = None
+    checks = frozenset(
+        {
+            "lifecycle",
+            "boundary",
+            "test_every_key_comes_once",
+            "test_a_stream_completes_as_generate_does",
+            "test_cancelling_one_request_leaves_the_others",
+            "test_an_ill_typed_option_is_refused",
+            "test_an_unknown_option_is_refused_with_the_nearest_name",
         }
     )
 

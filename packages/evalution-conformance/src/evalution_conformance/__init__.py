@@ -51,6 +51,8 @@ WRAPPER_CHECKS: Final = frozenset(
         "test_a_seed_fixes_the_sample",
         "test_bad_requests_are_refused_by_index",
         "test_requests_come_back_untouched",
+        "test_a_long_prompt_is_cut_from_the_left",
+        "test_logprobs_belong_to_the_tokens",
         "test_completions_equal_the_reference",
         "test_a_batch_scores_as_its_pairs_alone",
         "test_a_stream_scores_as_the_list_does",

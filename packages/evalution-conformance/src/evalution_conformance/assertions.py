@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any, TypeVar
 
 from evalution_conformance.reference_values import top2_gaps
@@ -12,7 +13,9 @@ from evalution_core import (
     Capability,
     GenerationOutput,
     GenerationRequest,
+    InvalidRequestError,
     LoglikelihoodOutput,
+    RequestFailure,
     RollingLoglikelihoodOutput,
     UnsupportedRequestError,
 )
@@ -21,6 +24,7 @@ from evalution_core.encoding import shared_prefix
 UNDECIDED = 1e-3
 """Nats by which a token must lead the next one for a greedy choice to be certain."""
 Scored = LoglikelihoodOutput | RollingLoglikelihoodOutput
+Answer = GenerationOutput | Scored
 
 
 def assert_same_text(
@@ -79,12 +83,29 @@ def assert_same_logprobs(
     assert len(found) == len(expected), (
         f"{rule}: expected {len(expected)} token log-probabilities, got {len(found)}"
     )
-    differences = [abs(a - b) for a, b in zip(found, expected, strict=True)]
-    worst = max(range(len(differences)), key=differences.__getitem__)
-    assert differences[worst] <= allowed, (
-        f"{rule}: token {worst} has {found[worst]:.10g}, expected {expected[worst]:.10g}; they "
-        f"differ by {differences[worst]:.3g} nats and the tolerance is {allowed:g}"
-    )
+    for at, (value, known) in enumerate(zip(found, expected, strict=True)):
+        difference = 0.0 if value == known else abs(value - known)
+        assert difference <= allowed, (
+            f"{rule}: token {at} has {value:.10g}, expected {known:.10g}; they differ by "
+            f"{difference:.3g} nats and the tolerance is {allowed:g}"
+        )
+
+
+def assert_has_values(
+    subject: Subject,
+    output: Scored,
+    expected: Sequence[float],
+    rule: str,
+    *,
+    tolerance: float | None = None,
+) -> None:
+    """As `assert_same_logprobs`; where either side has no token values, the sums."""
+    allowed = subject.tolerance if tolerance is None else tolerance
+    found = output.token_logprobs
+    if found is None or len(expected) == 1:
+        found, expected = [output.logprob], [math.fsum(expected)]
+        allowed *= max(1, output.token_count)
+    assert_same_logprobs(subject, found, expected, rule, tolerance=allowed)
 
 
 def assert_scores(
@@ -96,25 +117,94 @@ def assert_scores(
 ) -> None:
     """Ids are scored with the reference's values; without token values, with their sum."""
     output = subject.score_ids(context_ids, continuation_ids)
-    found = output.token_logprobs
-    if found is None:
-        found, expected = [output.logprob], [math.fsum(expected)]
     rule = f"{len(continuation_ids)} tokens after {len(context_ids)}{rule}, against the reference"
-    assert_same_logprobs(subject, found, expected, rule, tolerance=subject.reference_tolerance)
+    assert_has_values(subject, output, expected, rule, tolerance=subject.reference_tolerance)
 
 
 def assert_same_score(subject: Subject, found: Scored, expected: Scored, rule: str) -> None:
-    """As `assert_same_logprobs`; without token values, the sums."""
-    if found.token_logprobs is None or expected.token_logprobs is None:
-        assert_same_logprobs(subject, [found.logprob], [expected.logprob], rule)
-    else:
-        assert_same_logprobs(subject, found.token_logprobs, expected.token_logprobs, rule)
+    """Values are the same, and `is_greedy` where both know it and rounding can't decide it."""
+    values = expected.token_logprobs
+    assert_has_values(subject, found, [expected.logprob] if values is None else values, rule)
+    known = getattr(found, "is_greedy", None), getattr(expected, "is_greedy", None)
+    if None not in known and subject.tolerance <= UNDECIDED:
+        assert known[0] == known[1], f"{rule}: is_greedy is {known[0]}, expected {known[1]}"
+
+
+_EXACT = (
+    "prompt",
+    "metadata",
+    "finish_reason",
+    "token_ids",
+    "token_count",
+    "prompt_tokens",
+    "completion_tokens",
+    "truncated_tokens",
+)
+
+
+def assert_same_fields(
+    subject: Subject, found: Answer, expected: Answer, rule: str, *, stops: bool = False
+) -> None:
+    """All fields of two answers with the same text are the same, log-probabilities up to rounding.
+
+    With `stops`, tokens that were generated behind a stop string may differ in number.
+    """
+    for name in _EXACT:
+        value, wanted = getattr(found, name, None), getattr(expected, name, None)
+        if name != "completion_tokens" or not stops:
+            assert value == wanted, f"{rule}: {name} is {value!r}, not {wanted!r}"
+    for name in ("token_logprobs", "top_logprobs"):
+        values, known = (_list_values(getattr(answer, name)) for answer in (found, expected))
+        assert_same_logprobs(subject, values, known, f"{rule}: {name}")
+
+
+def _list_values(values: Sequence[float | dict[int, float]] | None) -> list[float]:
+    """List log-probabilities of tokens, or of the most likely ones at each of them, in order."""
+    return [
+        value
+        for entry in values or []
+        for value in (sorted(entry.values()) if isinstance(entry, dict) else [entry])
+    ]
+
+
+def assert_failure(result: object, metadata: dict[str, Any], asked: str) -> None:
+    """The result of a bad request in a stream says why it failed, and whose it is.
+
+    Raises:
+        UnsupportedRequestError: a capability is missing; the run of the check decides about it.
+    """
+    assert isinstance(result, RequestFailure), f"{asked} gave {result!r}"
+    if isinstance(result.error, UnsupportedRequestError):
+        raise result.error
+    assert isinstance(result.error, InvalidRequestError), f"{asked} gave {result.error!r}"
+    assert result.metadata == metadata, "the failure lacks the request's metadata"
 
 
 def first_difference(left: Sequence[int], right: Sequence[int]) -> int | None:
     """The first index at which two sequences differ; None if they are equal."""
     shared = shared_prefix(left, right)
     return None if shared == len(left) == len(right) else shared
+
+
+def assert_same_completion(
+    subject: Subject,
+    request: GenerationRequest,
+    found: GenerationOutput,
+    expected: GenerationOutput,
+    rule: str,
+) -> None:
+    """As `assert_same_text`; equal texts have equal fields, and what was asked is heeded."""
+    # Of a sampled request, one token alone is allowed, or its seed fixes the text.
+    assert_same_text(subject, replace(request, do_sample=False), found, expected, rule)
+    if found.text == expected.text:
+        assert_same_fields(subject, found, expected, rule, stops=bool(request.stop))
+    if request.logprobs is not None:
+        assert found.token_logprobs is not None, f"{rule}: the log-probabilities are missing"
+    if request.ignore_eos:
+        assert found.finish_reason != "stop", f"{rule}: ignore_eos is ignored"
+    if request.rendered_prompt is not None:
+        assert found.prompt == request.rendered_prompt, f"{rule}: the prompt is {found.prompt!r}"
+    assert not any(stop in found.text for stop in request.stop), f"{rule}: a stop is in the text"
 
 
 E = TypeVar("E", bound=Exception)

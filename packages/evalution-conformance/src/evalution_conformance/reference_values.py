@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Generator, Sequence
+from collections.abc import Generator, Iterable, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import cache, lru_cache
-from typing import Any, cast
+from typing import Any, TypeVar, cast
 
 import pytest
 
@@ -15,14 +15,13 @@ from evalution_conformance.probes import (
     CHAT_IN_SPACES,
     CHATS,
     ENCODING,
-    LONGEST_PROBE,
     PAIRS,
     PROMPTS,
     SENTENCE,
     TEXTS,
     make_long_text,
 )
-from evalution_conformance.subject import Subject, resize
+from evalution_conformance.subject import LONGEST_PROBE, Subject, resize
 from evalution_core import (
     BaseEngine,
     BaseInferenceSession,
@@ -36,6 +35,8 @@ from evalution_core.builtins import builtin_path
 from evalution_core.encoding import encode_with_leading
 from evalution_core.requests import Message
 
+C = TypeVar("C")
+
 MODEL = "builtin:tiny"
 SMALL_WINDOW = 64
 """The `max_model_len` for which there are values of cut contexts and of windows."""
@@ -43,6 +44,8 @@ SMALL_WINDOW = 64
 
 @dataclass(frozen=True, slots=True)
 class ScoringCase:
+    """`token_logprobs`: of an oracle that gives no values of tokens, their sum alone."""
+
     context: str
     continuation: str
     token_logprobs: list[float]
@@ -75,6 +78,8 @@ class GenerationCase:
 
 @dataclass(frozen=True, slots=True)
 class RollingCase:
+    """`token_logprobs` as in `ScoringCase`."""
+
     text: str
     token_logprobs: list[float]
     token_ids: list[int] | None = None
@@ -119,14 +124,23 @@ def require_window(subject: Subject) -> WindowCase:
     """Return as much of a known text as one window feeds; skips the check if there is none."""
     # No value depends on what follows it: a long text's first window has those of every shorter.
     known = {
-        min(len(case.token_ids or ()), len(case.token_logprobs), case.max_model_len or 0): case
+        min(len(case.token_logprobs), case.max_model_len or 0): case
         for case in load_reference_values(subject).rolling
+        if len(case.token_logprobs) == len(case.token_ids or ())
     }
-    length = min(subject.window, max(known))
+    length = min(subject.window, max(known, default=0))
     if not length:
         pytest.skip("the oracle gives no token_ids and token_logprobs of a text")
     case = known[max(known)]
     return WindowCase((case.token_ids or [])[:length], case.token_logprobs[:length])
+
+
+def require_cases(cases: Iterable[C], kind: str) -> list[C]:
+    """Return the cases; skips the check if there are none."""
+    found = list(cases)
+    if not found:
+        pytest.skip(f"there are no reference values of {kind} for this model and window")
+    return found
 
 
 def load_reference_values(subject: Subject) -> ReferenceValues:
@@ -240,7 +254,7 @@ def _score(session: BaseInferenceSession, pairs: Sequence[tuple[str, str]]) -> l
     return [
         ScoringCase(
             *pair,
-            output.token_logprobs or [],
+            output.token_logprobs or [output.logprob],
             output.is_greedy,
             _context_ids(session, pair[0]),
             output.token_ids,
@@ -277,7 +291,7 @@ def _roll(session: BaseInferenceSession, texts: Sequence[str]) -> list[RollingCa
     outputs = session.loglikelihood_rolling([RollingLoglikelihoodRequest(text) for text in texts])
     window = session.info.max_model_len
     return [
-        RollingCase(text, output.token_logprobs or [], output.token_ids, window)
+        RollingCase(text, output.token_logprobs or [output.logprob], output.token_ids, window)
         for text, output in zip(texts, outputs, strict=True)
     ]
 

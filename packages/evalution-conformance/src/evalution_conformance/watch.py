@@ -7,7 +7,7 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from typing import Any, TypeVar
 
@@ -67,16 +67,27 @@ def call_on_main_thread(function: Callable[[], R]) -> R:
 
 def call_within(function: Callable[[], R], *, timeout: float, doing: str) -> R:
     """Call `function` on another thread; `doing` describes the call in the `StuckError`."""
-    result: Future[R] = Future()
-    threading.Thread(
-        target=_set_result, args=(function, result), name="conformance caller", daemon=True
-    ).start()
-    try:
-        return result.result(timeout)
-    except TimeoutError:
-        if result.done():
-            raise
-        raise _make_stuck_error(f"{doing} didn't come back within {timeout:g} seconds") from None
+    (result,) = call_at_once([function], timeout=timeout, doing=doing)
+    return result
+
+
+def call_at_once(functions: Sequence[Callable[[], R]], *, timeout: float, doing: str) -> list[R]:
+    """As `call_within`, with a thread for each function, all at the same time."""
+    results: list[Future[R]] = [Future() for _ in functions]
+    for call in zip(functions, results, strict=True):
+        threading.Thread(
+            target=_set_result, args=call, name="conformance caller", daemon=True
+        ).start()
+    deadline = time.monotonic() + timeout
+    for result in results:
+        try:
+            result.result(max(0.0, deadline - time.monotonic()))
+        except TimeoutError:
+            if result.done():
+                raise
+            late = f"{doing} didn't come back within {timeout:g} seconds"
+            raise _make_stuck_error(late) from None
+    return [result.result() for result in results]
 
 
 def _make_stuck_error(message: str) -> StuckError:

@@ -42,6 +42,54 @@ class IgnoresTopPUnlessTiny(ToyHooks):
         return replace(request, top_p=request.top_p if request.top_p < 1e-3 else 1.0)
 
 
+@shared_fault("test_top_k_draws_among_the_k_likeliest")
+class KeepsOneTokenLess(ToyHooks):
+    """`top_k=2` leaves one token."""
+
+    def change_request(self, request: GenerationRequest) -> GenerationRequest:
+        return replace(request, top_k=request.top_k - (request.top_k > 1))
+
+
+@shared_fault("test_top_p_draws_within_its_mass")
+class KeepsWhatIsBelowTheMass(ToyHooks):
+    """`top_p` keeps the tokens up to that probability, without the one that reaches it."""
+
+    def change_request(self, request: GenerationRequest) -> GenerationRequest:
+        return replace(request, top_p=request.top_p if request.top_p == 1 else request.top_p / 2)
+
+
+@shared_fault("test_any_token_may_be_drawn")
+class HasATopKOfItsOwn(ToyHooks):
+    """Without a `top_k`, that of the checkpoint's files cuts."""
+
+    def change_request(self, request: GenerationRequest) -> GenerationRequest:
+        return replace(request, top_k=request.top_k or 5)
+
+
+@session_fault("test_any_token_may_be_drawn")
+class HasATopPOfItsOwn(ToySession):
+    """Without a `top_p`, that of the checkpoint's files cuts."""
+
+    def change_request(self, request: GenerationRequest) -> GenerationRequest:
+        return replace(request, top_p=min(request.top_p, 0.8))
+
+
+@session_fault("test_any_token_may_be_drawn")
+class HasALargeTopKOfItsOwn(ToySession):
+    """Without a `top_k`, the 50 likeliest tokens are drawn from."""
+
+    def change_request(self, request: GenerationRequest) -> GenerationRequest:
+        return replace(request, top_k=request.top_k or 50)
+
+
+@session_fault("test_any_token_may_be_drawn")
+class ClampsTheTemperature(ToySession):
+    """A temperature above 1 is taken for 1."""
+
+    def change_request(self, request: GenerationRequest) -> GenerationRequest:
+        return replace(request, temperature=min(request.temperature, 1.0))
+
+
 @shared_fault("test_a_low_temperature_is_nearly_greedy")
 class IgnoresTemperature(ToyHooks):
     """Samples are drawn at temperature 1, whatever was asked for."""
@@ -103,6 +151,14 @@ class DropsSeedsInStreams(ToyHooks):
     ) -> Iterator[tuple[Any, GenerationOutput | RequestFailure]]:
         unseeded = ((key, replace(request, seed=None)) for key, request in requests)
         return super().generate_continuous(unseeded, batch_size=batch_size)
+
+
+@shared_fault("test_a_second_session_answers_alike")
+class SeedsBySession(ToyHooks):
+    """What a seed gives depends on the session."""
+
+    def change_request(self, request: GenerationRequest) -> GenerationRequest:
+        return request if request.seed is None else replace(request, seed=request.seed + id(self))
 
 
 @shared_fault("test_samples_of_one_prompt_are_drawn_apart")

@@ -7,6 +7,7 @@ import importlib
 import itertools
 import sys
 import threading
+import time
 from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -133,6 +134,24 @@ class DeclaresTooLittle(Toy):
         return ToySession(Toy(), model)
 
 
+@engine_fault("test_ids_are_completed_as_their_text", "test_a_long_prompt_is_cut_from_the_left")
+@dataclass(slots=True)
+class IgnoresWhatItLacks(Toy):
+    """What isn't declared is ignored, and there is no tokenizer to ask for more."""
+
+    capabilities = CAPABILITIES - {Capability.TOKEN_IDS, Capability.TRUNCATION}
+
+    def build(self, model: Model) -> BaseInferenceSession:
+        return _WithoutTokenizer(self, model)
+
+
+class _WithoutTokenizer(ToySession):
+    tokenizer = None  # pyright: ignore[reportIncompatibleMethodOverride, reportAssignmentType]
+
+    def change_request(self, request: GenerationRequest) -> GenerationRequest:
+        return dataclasses.replace(request, input_ids=None, truncation="left")
+
+
 @engine_fault("test_an_engine_holds_no_weights")
 @dataclass(slots=True)
 class KeepsItsWeights(Toy):
@@ -250,6 +269,35 @@ class BoundToAThread(ToySession):
         if threading.get_ident() != self._owner:
             raise RuntimeError("called from another thread")
         return request
+
+
+@session_fault("test_calls_from_other_threads_are_answered")
+class KeepsOneCallInHand(ToySession):
+    """The requests of a call are kept on the session while it is under way."""
+
+    _requests: Sequence[GenerationRequest] = ()
+
+    def generate(
+        self, requests: Sequence[GenerationRequest], *, batch_size: int | None = None
+    ) -> list[GenerationOutput]:
+        self._requests = requests
+        time.sleep(0.01)
+        return super().generate(self._requests, batch_size=batch_size)
+
+
+@session_fault("test_every_call_after_close_is_refused")
+class StreamsTextsWhenClosed(ToySession):
+    """A stream of texts that begins after `close` is empty."""
+
+    _closed = False
+
+    def close(self) -> None:
+        self._closed = True
+        super().close()
+
+    def loglikelihood_rolling_continuous(self, requests: Any, **options: Any) -> Iterator[Any]:
+        call = super().loglikelihood_rolling_continuous
+        return iter([(0, None)]) if self._closed else call(requests, **options)
 
 
 @session_fault("test_closing_ends_an_open_stream")

@@ -17,6 +17,7 @@ from evalution_core import (
     RollingLoglikelihoodRequest,
 )
 from evalution_core.encoding import encode_with_leading
+from evalution_enginekit import TokenScore
 from mutants.catalogue import session_fault
 from mutants.toy import ToySession
 
@@ -77,6 +78,28 @@ class AlwaysGreedy(ToySession):
         self, request: LoglikelihoodRequest, output: LoglikelihoodOutput
     ) -> LoglikelihoodOutput:
         return replace(output, is_greedy=True)
+
+
+@session_fault("test_a_changed_token_is_not_greedy")
+class GreedyAtItsEnds(ToySession):
+    """`is_greedy` is that of the first and the last token."""
+
+    def score_span(self, token_ids: Sequence[int], start: int) -> TokenScore:
+        rows = self.find_rows(token_ids, start)
+        ends = (0, len(rows) - 1)
+        greedy = all(rows[at][token_ids[start + at]] >= max(rows[at]) for at in ends)
+        return replace(super().score_span(token_ids, start), is_greedy=greedy)
+
+
+@session_fault("test_a_batch_scores_as_its_pairs_alone")
+class GreedyInBatches(ToySession):
+    """In a batch `is_greedy` is true of all."""
+
+    def loglikelihood(
+        self, requests: Sequence[LoglikelihoodRequest], *, batch_size: int | None = None
+    ) -> list[LoglikelihoodOutput]:
+        outputs = super().loglikelihood(requests, batch_size=batch_size)
+        return [replace(o, is_greedy=o.is_greedy or len(outputs) > 1) for o in outputs]
 
 
 @session_fault("test_generated_tokens_are_greedy")
@@ -286,6 +309,16 @@ class TakesTheFirstIdForBos(ToySession):
 
     def change_text(self, request: RollingLoglikelihoodRequest) -> RollingLoglikelihoodRequest:
         return replace(request, input_ids=request.input_ids[1:] if request.input_ids else None)
+
+
+@session_fault("test_rolled_ids_are_their_text")
+class RollsIdsInOneWindow(ToySession):
+    """Of given ids, those of the first window are scored."""
+
+    def change_text(self, request: RollingLoglikelihoodRequest) -> RollingLoglikelihoodRequest:
+        if request.input_ids is None:
+            return request
+        return replace(request, input_ids=request.input_ids[: self._window])
 
 
 @session_fault("test_an_empty_text_is_refused")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from itertools import islice
 from typing import Any
@@ -12,6 +12,7 @@ from typing import Any
 from evalution_core import (
     GenerationOutput,
     GenerationRequest,
+    LoglikelihoodOutput,
     LoglikelihoodRequest,
     RequestFailure,
     RequestStream,
@@ -267,3 +268,159 @@ class EndsAtABadPair(ToySession):
             if isinstance(result, RequestFailure):
                 raise result.error
             yield key, result
+
+
+def _forget_in_streams(name: str, **fields: Any) -> None:
+    """Add a session whose continuous call alone takes these fields of requests for these values."""
+
+    def generate_continuous(
+        self: ToySession, requests: Requests, *, batch_size: int | None = None
+    ) -> Results:
+        changed = ((key, replace(request, **fields)) for key, request in requests)
+        return ToySession.generate_continuous(self, changed, batch_size=batch_size)
+
+    fault = f"A stream takes every request for one with {fields}."
+    body = {"__doc__": fault, "generate_continuous": generate_continuous}
+    session_fault("test_a_stream_completes_as_generate_does")(type(name, (ToySession,), body))
+
+
+_forget_in_streams("StreamsWithoutStops", stop=[])
+_forget_in_streams("StreamsWithoutTopK", top_k=0)
+_forget_in_streams("StreamsWithoutTopP", top_p=1.0)
+_forget_in_streams("StreamsWithoutMessages", messages=None)
+_forget_in_streams("StreamsWithoutIds", input_ids=None)
+_forget_in_streams("StreamsWithoutRenderedPrompts", rendered_prompt=None)
+_forget_in_streams("StreamsWithoutLogprobs", logprobs=None)
+_forget_in_streams("StreamsWithoutSeeds", seed=None)
+_forget_in_streams("StreamsPastNoEos", ignore_eos=False)
+
+
+@session_fault("test_a_stream_completes_as_generate_does")
+class StreamsCountNoCut(ToySession):
+    """A stream reports no cut of a prompt."""
+
+    def generate_continuous(self, requests: Requests, *, batch_size: int | None = None) -> Results:
+        for key, result in super().generate_continuous(requests, batch_size=batch_size):
+            if isinstance(result, GenerationOutput):
+                result = replace(result, truncated_tokens=0)
+            yield key, result
+
+
+def _change_deltas(name: str, fault: str, change: Callable[[Any], Any]) -> None:
+    """Add a session whose events other than deltas are changed in `stream` alone."""
+
+    def stream(self: ToySession, requests: Requests, **options: Any) -> Iterator[Any]:
+        for key, event in ToySession.stream(self, requests, **options):
+            yield key, event if isinstance(event, TextDelta) else change(event)
+
+    checks = "test_deltas_join_to_the_output", "test_a_bad_request_is_a_value"
+    caught_by = checks[1:] if name.startswith("Raises") else checks[:1]
+    session_fault(*caught_by)(type(name, (ToySession,), {"__doc__": fault, "stream": stream}))
+
+
+def _raise_failure(event: Any) -> Any:
+    if isinstance(event, RequestFailure):
+        raise event.error
+    return event
+
+
+_change_deltas(
+    "StreamsTextWithoutLogprobs",
+    "The output that ends a streamed text has no log-probabilities.",
+    lambda event: replace(event, token_logprobs=None, top_logprobs=None),
+)
+_change_deltas(
+    "StreamsTextWithoutItsEnd",
+    "The output that ends a streamed text doesn't say what ended it.",
+    lambda event: replace(event, finish_reason=None),
+)
+_change_deltas(
+    "RaisesBadRequestsAmongDeltas", "One bad request ends the deltas of all.", _raise_failure
+)
+
+
+@session_fault("test_deltas_join_to_the_output")
+class StreamsTextUnsampled(ToySession):
+    """`stream` is greedy, whatever is asked for."""
+
+    def stream(self, requests: Requests, **options: Any) -> Iterator[Any]:
+        greedy = ((key, replace(request, do_sample=False)) for key, request in requests)
+        return super().stream(greedy, **options)
+
+
+class _ChangesStreamedPairs(ToySession):
+    """Changes pairs and their scores in streams alone."""
+
+    def ask(self, pair: LoglikelihoodRequest) -> LoglikelihoodRequest:
+        return pair
+
+    def change(self, output: LoglikelihoodOutput) -> LoglikelihoodOutput:
+        return output
+
+    def loglikelihood_continuous(  # pyright: ignore[reportIncompatibleMethodOverride]
+        self, requests: Iterable[tuple[Any, LoglikelihoodRequest]], *, batch_size: int | None = None
+    ) -> Iterator[Any]:
+        asked = ((key, self.ask(pair)) for key, pair in requests)
+        for key, result in super().loglikelihood_continuous(asked, batch_size=batch_size):
+            yield key, result if isinstance(result, RequestFailure) else self.change(result)
+
+
+@session_fault("test_a_stream_scores_as_the_list_does")
+class StreamsPairsWithoutMessages(_ChangesStreamedPairs):
+    """A scoring stream ignores messages."""
+
+    def ask(self, pair: LoglikelihoodRequest) -> LoglikelihoodRequest:
+        return replace(pair, messages=None)
+
+
+@session_fault("test_a_stream_scores_as_the_list_does")
+class StreamsPairsWithoutTop(_ChangesStreamedPairs):
+    """A scoring stream ignores `top_logprobs`."""
+
+    def ask(self, pair: LoglikelihoodRequest) -> LoglikelihoodRequest:
+        return replace(pair, top_logprobs=None)
+
+
+@session_fault("test_a_stream_scores_as_the_list_does")
+class StreamsPairsAsGreedy(_ChangesStreamedPairs):
+    """In a scoring stream `is_greedy` is always true."""
+
+    def change(self, output: LoglikelihoodOutput) -> LoglikelihoodOutput:
+        return replace(output, is_greedy=True)
+
+
+@session_fault("test_a_stream_scores_as_the_list_does")
+class StreamsPairsWithoutCounts(_ChangesStreamedPairs):
+    """A scoring stream reports no cut of a context."""
+
+    def change(self, output: LoglikelihoodOutput) -> LoglikelihoodOutput:
+        return replace(output, truncated_tokens=0)
+
+
+class _ChangesStreamedTexts(ToySession):
+    """Changes what comes of a stream of texts."""
+
+    def change(self, result: Any) -> Any:
+        return result
+
+    def loglikelihood_rolling_continuous(
+        self, requests: Iterable[tuple[Any, Any]], **options: Any
+    ) -> Iterator[tuple[Any, Any]]:
+        for key, result in super().loglikelihood_rolling_continuous(requests, **options):
+            yield key, self.change(result)
+
+
+@session_fault("test_a_stream_of_texts_scores_as_the_list_does")
+class EndsAtABadText(_ChangesStreamedTexts):
+    """One bad text ends the stream for all."""
+
+    def change(self, result: Any) -> Any:
+        return _raise_failure(result)
+
+
+@session_fault("test_a_stream_of_texts_scores_as_the_list_does")
+class StreamsTextsWithoutMetadata(_ChangesStreamedTexts):
+    """A stream of texts loses the caller's metadata."""
+
+    def change(self, result: Any) -> Any:
+        return replace(result, metadata={})

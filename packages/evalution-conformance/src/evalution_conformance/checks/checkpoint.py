@@ -13,8 +13,13 @@ from tempfile import TemporaryDirectory
 import pytest
 
 from evalution_conformance.assertions import assert_refused, assert_same_score
-from evalution_conformance.probes import ENCODING, PAIRS, PROMPTS
-from evalution_conformance.reference_values import MODEL, load_reference_values
+from evalution_conformance.probes import CHATS, ENCODING, PAIRS, PROMPTS
+from evalution_conformance.reference_values import (
+    MODEL,
+    load_reference_values,
+    open_reference,
+    require_cases,
+)
 from evalution_conformance.subject import Subject
 from evalution_conformance.suite import needs
 from evalution_core import (
@@ -67,7 +72,7 @@ def _remove_weight(content: bytes) -> bytes:
 class CheckpointChecks:
     def test_text_is_encoded_as_by_the_reference(self, subject: Subject) -> None:
         """Text has the ids that the checkpoint's tokenizer gives it."""
-        for case in load_reference_values(subject).encoding:
+        for case in require_cases(load_reference_values(subject).encoding, "ids of texts"):
             found = subject.codec.encode(case.text)
             assert found == case.token_ids, (
                 f"{case.text!r} is encoded as {found}, expected {case.token_ids}"
@@ -75,7 +80,7 @@ class CheckpointChecks:
 
     def test_ids_are_decoded_as_by_the_reference(self, subject: Subject) -> None:
         """Ids have the text that the checkpoint's tokenizer gives them."""
-        for case in load_reference_values(subject).encoding:
+        for case in require_cases(load_reference_values(subject).encoding, "ids of texts"):
             for shows, expected in (False, case.decoded), (True, case.shown):
                 found = subject.codec.decode(case.token_ids, skip_special_tokens=not shows)
                 assert found == expected, f"the ids of {expected!r} are decoded as {found!r}"
@@ -93,12 +98,19 @@ class CheckpointChecks:
     @needs(Capability.GENERATE, Capability.CHAT)
     def test_chat_is_rendered_as_by_the_reference(self, subject: Subject) -> None:
         """Messages are rendered as the checkpoint's chat template says, to the last space."""
-        for case in load_reference_values(subject).chat:
+        for case in require_cases(load_reference_values(subject).chat, "chats"):
             request = GenerationRequest(messages=case.messages, max_new_tokens=1)
             found = subject.complete(request).prompt
             assert found == case.rendered, (
                 f"{case.messages} are rendered as {found!r}, expected {case.rendered!r}"
             )
+        bare = GenerationRequest(messages=CHATS[0], max_new_tokens=1, add_generation_prompt=False)
+        with open_reference(subject, Capability.CHAT) as reference:
+            (known,) = reference.generate([bare])
+        found = subject.complete(bare).prompt
+        assert found == known.prompt, (
+            f"without a generation prompt, it is rendered as {found!r}, expected {known.prompt!r}"
+        )
 
     def test_a_missing_weight_is_refused(self, subject: Subject) -> None:
         """A checkpoint that lacks a weight is refused with an error of ours, never filled in."""

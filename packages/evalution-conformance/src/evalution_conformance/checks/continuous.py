@@ -8,8 +8,13 @@ from collections.abc import Callable, Hashable, Iterator
 
 import pytest
 
-from evalution_conformance.assertions import assert_refused, assert_same_text
-from evalution_conformance.probes import LONG_ENOUGH, PROMPTS, SENTENCE
+from evalution_conformance.assertions import (
+    assert_failure,
+    assert_refused,
+    assert_same_completion,
+    assert_same_text,
+)
+from evalution_conformance.probes import LONG_ENOUGH, PROMPTS, SENTENCE, make_mixed_requests
 from evalution_conformance.subject import (
     CAP,
     Subject,
@@ -20,14 +25,8 @@ from evalution_conformance.subject import (
 )
 from evalution_conformance.suite import needs
 from evalution_conformance.watch import call_within
-from evalution_core import (
-    Capability,
-    GenerationOutput,
-    GenerationRequest,
-    InvalidRequestError,
-    RequestFailure,
-    TextDelta,
-)
+from evalution_core import Capability, GenerationOutput, GenerationRequest, TextDelta
+from evalution_core.requests import StreamEvent
 
 _MOST_READ_AHEAD = 4 * CAP + 4
 """Running, waiting, finished and unread, and the small bound that the contract allows."""
@@ -53,14 +52,14 @@ class ContinuousChecks:
             require_output(result)
 
     def test_a_stream_completes_as_generate_does(self, subject: Subject) -> None:
-        """The same texts as `generate`, whatever the order of completion."""
-        requests = {n: subject.request(prompt) for n, prompt in enumerate(PROMPTS)}
+        """Outputs as those of `generate` in all fields, whatever is asked for and in any order."""
+        requests = dict(enumerate(make_mixed_requests(subject)))
         found = collect_outputs(subject.session.generate_continuous(requests.items()))
         expected = subject.generate(*requests.values())
         assert found.keys() == requests.keys(), f"the keys {found.keys()} came back"
         for key, request in requests.items():
             rule = "a stream answers otherwise than generate"
-            assert_same_text(subject, request, found[key], expected[key], rule)
+            assert_same_completion(subject, request, found[key], expected[key], rule)
             assert found[key].metadata == request.metadata, "metadata was changed"
 
     def test_one_at_a_time_works(self, subject: Subject) -> None:
@@ -213,14 +212,16 @@ class ContinuousChecks:
         good = subject.request(PROMPTS[0])
         bad = subject.request(PROMPTS[0], max_new_tokens=0, metadata={"row": 1})
         requests = [("first", good), ("bad", bad), ("last", good)]
-        results = dict(subject.session.generate_continuous(requests))
-        assert results.keys() == {"first", "bad", "last"}, f"only {results.keys()} came back"
-        for key in ("first", "last"):
-            require_output(results[key])
-        failure = results["bad"]
-        assert isinstance(failure, RequestFailure), f"max_new_tokens=0 gave {failure!r}"
-        assert isinstance(failure.error, InvalidRequestError), f"it failed with {failure.error!r}"
-        assert failure.metadata == {"row": 1}, "the failure lacks the request's metadata"
+        streams: list[Iterator[tuple[str, StreamEvent]]]
+        streams = [subject.session.generate_continuous(requests)]
+        if subject.declares(Capability.STREAM):
+            streams.append(subject.session.stream(requests))
+        for stream in streams:
+            results = dict(stream)  # of deltas and an output, the output is last
+            assert results.keys() == {"first", "bad", "last"}, f"only {results.keys()} came back"
+            for key in ("first", "last"):
+                require_output(results[key])
+            assert_failure(results["bad"], {"row": 1}, "max_new_tokens=0")
 
     def test_the_input_may_wait_for_a_result(self, subject: Subject) -> None:
         """It works for a producer that waits for an earlier result."""
@@ -245,8 +246,8 @@ class ContinuousChecks:
     @needs(Capability.STREAM)
     def test_deltas_join_to_the_output(self, subject: Subject) -> None:
         """Deltas joined are the text of the output, which comes last, once for each request."""
-        seen = SENTENCE + PROMPTS[0]
-        requests = {n: subject.request(prompt) for n, prompt in enumerate([*PROMPTS, seen])}
+        seen = subject.request(SENTENCE + PROMPTS[0])
+        requests = dict(enumerate([*make_mixed_requests(subject), seen]))
         texts: dict[int, str] = dict.fromkeys(requests, "")
         ids: dict[int, list[int]] = {key: [] for key in requests}
         outputs: dict[int, GenerationOutput] = {}
@@ -264,7 +265,7 @@ class ContinuousChecks:
             assert texts[key] == output.text, f"deltas {texts[key]!r}, text {output.text!r}"
             assert output.token_ids in (None, ids[key]), f"deltas hold other ids: {ids[key]}"
             rule = "streamed text is another"
-            assert_same_text(subject, requests[key], output, expected[key], rule)
+            assert_same_completion(subject, requests[key], output, expected[key], rule)
 
     @needs(Capability.STREAM)
     def test_a_delta_is_never_taken_back(self, subject: Subject) -> None:

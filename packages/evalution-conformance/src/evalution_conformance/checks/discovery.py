@@ -104,19 +104,22 @@ class DiscoveryChecks:
         kind = type(subject.engine)
         nearest = next(iter(_read_properties(kind)), "")
         wrong = f"{nearest}x" if nearest else "no_such_option"
-        for construct in (lambda: kind(**{wrong: 1}), lambda: kind.from_options({wrong: 1})):
+        for construct in (
+            lambda: dataclasses.replace(cast("Any", subject.engine), **{wrong: 1}),
+            lambda: kind.from_options({**_list_given(subject), wrong: 1}),
+        ):
             message = _read_refusal(construct, f"the unknown option {wrong!r}")
             assert repr(wrong) in message, f"the error must name the option: {message}"
             assert nearest in message, f"the error must suggest {nearest!r}: {message}"
 
     def test_an_ill_typed_option_is_refused(self, subject: Subject) -> None:
         """Options are validated by name and type when the engine is constructed; strictly."""
-        kind = type(subject.engine)
+        kind, engine = type(subject.engine), cast("Any", subject.engine)
         for option in _read_properties(kind):
             for wrong in (value for value in _VALUES if not _admits(kind, option, value)):
                 for construct in (
-                    lambda o=option, v=wrong: kind(**{o: v}),
-                    lambda o=option, v=wrong: kind.from_options({o: v}),
+                    lambda o=option, v=wrong: dataclasses.replace(engine, **{o: v}),
+                    lambda o=option, v=wrong: kind.from_options({**_list_given(subject), o: v}),
                 ):
                     message = _read_refusal(construct, f"{option}={wrong!r}")
                     assert option in message, f"the error must name {option!r}: {message}"
@@ -127,7 +130,7 @@ class DiscoveryChecks:
         assert set(shown) >= set(_read_properties(type(subject.engine))), (
             "to_dict() leaves out options"
         )
-        given = {name: value for name, value in shown.items() if name not in _list_secrets(subject)}
+        given = _list_given(subject)
         again = type(subject.engine).from_options(json.loads(json.dumps(given)))
         kept = {name: value for name, value in again.to_dict().items() if name in given}
         assert kept == given, f"options changed on the way: {given} became {kept}"
@@ -136,8 +139,7 @@ class DiscoveryChecks:
         """Every engine's options have a JSON schema."""
         schema = type(subject.engine).options_schema()
         jsonschema.Draft202012Validator.check_schema(json.loads(json.dumps(schema)))
-        shown = subject.engine.to_dict()
-        given = {name: value for name, value in shown.items() if name not in _list_secrets(subject)}
+        given = _list_given(subject)
         validator: Any = jsonschema.Draft202012Validator(schema)
         problems = validator.iter_errors(given)
         messages = [problem.message for problem in problems if problem.validator != "required"]
@@ -206,6 +208,12 @@ class DiscoveryChecks:
 
 def _read_properties(kind: type[BaseEngine]) -> dict[str, dict[str, Any]]:
     return kind.options_schema().get("properties", {})
+
+
+def _list_given(subject: Subject) -> dict[str, Any]:
+    """Return the engine's options without its secrets, which nothing shows."""
+    secrets, shown = _list_secrets(subject), subject.engine.to_dict()
+    return {name: value for name, value in shown.items() if name not in secrets}
 
 
 def _list_secrets(subject: Subject) -> list[str]:

@@ -6,10 +6,9 @@ import math
 from dataclasses import replace
 from typing import Any, cast
 
-from evalution_conformance.assertions import UNDECIDED, assert_same_logprobs, assert_same_score
+from evalution_conformance.assertions import UNDECIDED, assert_has_values, assert_same_score
 from evalution_conformance.probes import (
     ENCODING,
-    LONGEST_PROBE,
     PAIRS,
     PROMPTS,
     TEXTS,
@@ -25,7 +24,7 @@ from evalution_conformance.rows import (
     read_blocks,
     read_rows,
 )
-from evalution_conformance.subject import Subject, require_output
+from evalution_conformance.subject import LONGEST_PROBE, Subject, require_output
 from evalution_conformance.suite import needs
 from evalution_conformance.watch import call_within
 from evalution_core import Capability, InvalidRequestError, LoglikelihoodRequest, RequestFailure
@@ -66,9 +65,9 @@ class DistributionChecks:
             rows = cast(Any, block.rows)
             asked = token_ids[1 + block.first :][: len(rows)]
             found += [rows[at, token_id] for at, token_id in enumerate(asked)]
-        scored = subject.score_ids(token_ids[:1], token_ids[1:]).token_logprobs
-        rule, tolerance = "tokens in their rows and as scored", allow_rounding(subject)
-        assert_same_logprobs(subject, found, scored, rule, tolerance=tolerance)
+        scored = subject.score_ids(token_ids[:1], token_ids[1:])
+        rule, tolerance = "tokens as scored and in their rows", allow_rounding(subject)
+        assert_has_values(subject, scored, found, rule, tolerance=tolerance)
 
     @needs(Capability.GENERATE, Capability.LOGLIKELIHOOD)
     def test_the_most_likely_token_of_a_row_is_greedy(self, subject: Subject) -> None:

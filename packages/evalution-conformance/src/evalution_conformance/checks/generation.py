@@ -8,6 +8,7 @@ import json
 import shutil
 from collections.abc import Generator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -20,10 +21,16 @@ from evalution_conformance.assertions import (
     assert_same_text,
     assert_tokens_agree,
 )
-from evalution_conformance.probes import CHATS, PROMPTS, SENTENCE, find_plain_completion
-from evalution_conformance.reference_values import MODEL, load_reference_values
+from evalution_conformance.probes import (
+    CHAT_IN_SPACES,
+    CHATS,
+    PROMPTS,
+    SENTENCE,
+    find_plain_completion,
+)
+from evalution_conformance.reference_values import MODEL, load_reference_values, require_cases
 from evalution_conformance.subject import Subject
-from evalution_conformance.suite import needs
+from evalution_conformance.suite import fills_the_window, needs
 from evalution_core import (
     Capability,
     ContextLengthError,
@@ -126,9 +133,15 @@ class GenerationChecks:
 
     @needs(Capability.TOKEN_IDS)
     def test_ids_are_completed_as_their_text(self, subject: Subject) -> None:
-        """`input_ids` are taken as they are; a plain prompt is encoded with the defaults."""
-        for prompt in PROMPTS[:3]:
-            ids = subject.request("", input_ids=subject.prompt_ids(prompt))
+        """`input_ids` are fed as they are, before any other field; a prompt with the defaults.
+
+        An empty prompt is an empty context.
+        """
+        for prompt in (*PROMPTS[:3], ""):
+            if not prompt and not subject.can_be_empty:
+                continue
+            token_ids = subject.prompt_ids(prompt) or [subject.conditioning_id]
+            ids = subject.request(SENTENCE, rendered_prompt=SENTENCE, input_ids=token_ids)
             text = subject.request(prompt)
             found, expected = subject.generate(ids, text)
             if found.prompt_tokens is not None and expected.prompt_tokens is not None:
@@ -142,13 +155,17 @@ class GenerationChecks:
 
     @needs(Capability.CHAT)
     def test_messages_are_completed_as_their_rendering(self, subject: Subject) -> None:
-        """`messages` are rendered by the chat template; `prompt` of the output is the rendering."""
+        """`messages` are rendered by the chat template; `prompt` of the output is the rendering.
+
+        A rendered prompt counts before messages, and these before a prompt.
+        """
         for chat in CHATS:
-            messages = subject.request("", messages=chat)
-            messages.prompt = None
+            messages = subject.request(SENTENCE, messages=chat)
             expected = subject.complete(messages)
             assert chat[-1]["content"] in expected.prompt, "the output's prompt isn't the rendering"
-            rendered = subject.request("", rendered_prompt=expected.prompt)
+            rendered = subject.request(
+                SENTENCE, rendered_prompt=expected.prompt, messages=CHAT_IN_SPACES
+            )
             found = subject.complete(rendered)
             assert_same_text(subject, messages, found, expected, "messages and rendering differ")
 
@@ -212,13 +229,27 @@ class GenerationChecks:
             assert len(output.text) < len(seen.output.text), f"{limit} tokens give the whole text"
 
     @needs(Capability.TRUNCATION)
+    @fills_the_window
     def test_a_long_prompt_is_cut_from_the_left(self, subject: Subject) -> None:
         """A prompt is cut from the left to leave room for `max_new_tokens`, and counted."""
         room = subject.window - subject.max_new_tokens
         token_ids = subject.prompt_ids(SENTENCE * (1 + subject.window // 8))
         text = SENTENCE * (1 + subject.window // 8)
-        strict = subject.request(text, truncation="error")
-        assert_refused(lambda: subject.complete(strict), ContextLengthError, "truncation='error'")
+        asked: dict[str, dict[str, Any]] = {
+            "a prompt": {},
+            "a rendered prompt": {"rendered_prompt": text},
+            "ids": {"input_ids": token_ids},
+            "messages": {"messages": [{"role": "user", "content": text}]},
+        }
+        declared = {"ids": Capability.TOKEN_IDS, "messages": Capability.CHAT}
+        for kind, fields in asked.items():
+            if kind not in declared or subject.declares(declared[kind]):
+                strict = subject.request(text, truncation="error", **fields)
+                assert_refused(
+                    partial(subject.complete, strict),
+                    ContextLengthError,
+                    f"{kind} that doesn't fit, with truncation='error',",
+                )
         cut, tail = subject.generate(
             subject.request(text), subject.request("", input_ids=token_ids[-room:])
         )
@@ -268,7 +299,7 @@ class GenerationChecks:
     @needs(Capability.CHAT)
     def test_chat_equals_the_reference(self, subject: Subject) -> None:
         """Same messages in, same answer out, up to the first undecided step."""
-        for case in load_reference_values(subject).chat:
+        for case in require_cases(load_reference_values(subject).chat, "chats"):
             _assert_equals_reference(subject, case)
 
 

@@ -10,15 +10,9 @@ from evalution_conformance.assertions import (
     assert_scores,
     first_difference,
 )
-from evalution_conformance.probes import (
-    LONGEST_PROBE,
-    PAIRS,
-    PROMPTS,
-    change_tokens,
-    make_long_text,
-)
+from evalution_conformance.probes import PAIRS, PROMPTS, change_tokens, make_long_text
 from evalution_conformance.reference_values import WindowCase, require_window
-from evalution_conformance.subject import Subject, open_stream, read_one
+from evalution_conformance.subject import LONGEST_PROBE, Subject, open_stream, read_one
 from evalution_conformance.suite import needs
 from evalution_core import Capability, GenerationOutput, GenerationRequest, LoglikelihoodRequest
 

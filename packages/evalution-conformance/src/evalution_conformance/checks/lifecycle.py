@@ -8,11 +8,16 @@ import pickle
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from evalution_conformance.assertions import assert_refused, assert_same_score, assert_same_text
+from evalution_conformance.assertions import (
+    UNDECIDED,
+    assert_refused,
+    assert_same_score,
+    assert_same_text,
+)
 from evalution_conformance.probes import CHATS, PAIRS, PROMPTS
 from evalution_conformance.subject import Subject, require_output
 from evalution_conformance.suite import needs
-from evalution_conformance.watch import call_within
+from evalution_conformance.watch import call_at_once, call_within
 from evalution_core import (
     BaseInferenceSession,
     Capability,
@@ -24,6 +29,7 @@ from evalution_core import (
     SessionClosedError,
     UnsupportedRequestError,
 )
+from evalution_core.requests import DistributionRequest
 
 _COMMON_KEYS = {
     "backend",
@@ -36,6 +42,9 @@ _COMMON_KEYS = {
 }
 _CONFIGURATION_BYTES = 1 << 16
 _UNREAD = "evalution_conformance_reads_nothing"
+_THREADS, _ROUNDS = 2, 3
+_SAMPLED = {Capability.SAMPLING, Capability.SEED}
+_HOT = 2.0
 
 
 class BuildChecks:
@@ -138,15 +147,20 @@ class LifecycleChecks:
         assert subject.session.check() == result, "a second check() gives another result"
 
     def test_calls_from_other_threads_are_answered(self, subject: Subject) -> None:
-        """A session may be called from any thread."""
+        """A session may be called from any thread, and from several at once."""
         session = subject.session
-        expected = _answer(subject, session)
-        found = call_within(
-            lambda: _answer(subject, session),
+        expected = [_answer(subject, session, at) for at in range(_THREADS)]
+        rounds = call_at_once(
+            [
+                lambda at=at: [_answer(subject, session, at) for _ in range(_ROUNDS)]
+                for at in range(_THREADS)
+            ],
             timeout=subject.timeout / 2,
-            doing="a call from another thread",
+            doing="calls from two threads at once",
         )
-        _assert_same_answer(subject, found, expected, "from another thread")
+        for found, known in zip(rounds, expected, strict=True):
+            for answer in found:
+                _assert_same_answer(subject, answer, known, "from one of two threads at once")
 
     @needs(Capability.GENERATE)
     def test_closing_ends_an_open_stream(self, subject: Subject) -> None:
@@ -185,10 +199,11 @@ def _assert_json_safe_and_stable(describe: Callable[[], Any], name: str) -> None
 
 
 def _list_calls(subject: Subject, session: BaseInferenceSession) -> dict[str, Callable[[], Any]]:
-    """List every call that the engine's capabilities allow."""
+    """List every call that the capabilities of the engine's sessions allow."""
     generation = subject.request(PROMPTS[0])
     pair = LoglikelihoodRequest(*PAIRS[0])
     text = RollingLoglikelihoodRequest(PROMPTS[0])
+    rows = DistributionRequest([1, 2])
     calls: dict[Capability, dict[str, Callable[[], Any]]] = {
         Capability.GENERATE: {
             "generate": lambda: session.generate([generation]),
@@ -200,31 +215,48 @@ def _list_calls(subject: Subject, session: BaseInferenceSession) -> dict[str, Ca
             "loglikelihood_continuous": lambda: next(session.loglikelihood_continuous([(0, pair)])),
         },
         Capability.ROLLING: {
-            "loglikelihood_rolling": lambda: session.loglikelihood_rolling([text])
+            "loglikelihood_rolling": lambda: session.loglikelihood_rolling([text]),
+            "loglikelihood_rolling_continuous": lambda: next(
+                session.loglikelihood_rolling_continuous([(0, text)])
+            ),
+        },
+        Capability.DISTRIBUTIONS: {
+            "distributions": lambda: next(iter(session.distributions([(0, rows)])))
         },
     }
-    declared = subject.engine.capabilities & calls.keys()
+    declared = subject.capabilities & calls.keys()
     found = {name: call for c in calls if c in declared for name, call in calls[c].items()}
     if type(session).check is not BaseInferenceSession.check:
         found["check"] = session.check
     return found | {"gc": session.gc}
 
 
-def _answer(subject: Subject, session: BaseInferenceSession) -> dict[str, Any]:
+def _answer(subject: Subject, session: BaseInferenceSession, at: int = 0) -> dict[str, Any]:
+    """Return a completion and a score, and where rounding can't change it, a seeded sample."""
     answer: dict[str, Any] = {}
     if subject.declares(Capability.GENERATE):
-        (answer["text"],) = session.generate([subject.request(PROMPTS[0])])
+        requests = [subject.request(PROMPTS[at])]
+        if subject.capabilities >= _SAMPLED and subject.tolerance <= UNDECIDED:
+            requests.append(
+                dataclasses.replace(requests[0], do_sample=True, temperature=_HOT, seed=at)
+            )
+        answer["texts"] = session.generate(requests)
     if subject.declares(Capability.LOGLIKELIHOOD) and session.check().outcome != "failed":
-        (answer["score"],) = session.loglikelihood([LoglikelihoodRequest(*PAIRS[0])])
+        (answer["score"],) = session.loglikelihood([LoglikelihoodRequest(*PAIRS[at])])
     return answer
 
 
 def _assert_same_answer(
     subject: Subject, found: dict[str, Any], expected: dict[str, Any], when: str
 ) -> None:
-    if "text" in expected:
+    if "texts" in expected:
+        text, *samples = found["texts"]
+        known, *known_samples = expected["texts"]
         rule = f"{when}, greedy text is another"
-        request = subject.request(PROMPTS[0])
-        assert_same_text(subject, request, found["text"], expected["text"], rule)
+        assert_same_text(subject, subject.request(known.prompt), text, known, rule)
+        for sample, other in zip(samples, known_samples, strict=True):
+            assert sample.text == other.text, (
+                f"{when}, the sample of a seed is {sample.text!r}, it was {other.text!r}"
+            )
     if "score" in expected:
         assert_same_score(subject, found["score"], expected["score"], f"{when}, scores differ")

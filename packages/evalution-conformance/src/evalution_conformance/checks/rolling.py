@@ -7,11 +7,22 @@ import math
 
 import pytest
 
-from evalution_conformance.assertions import assert_refused, assert_same_logprobs, assert_same_score
+from evalution_conformance.assertions import (
+    assert_failure,
+    assert_has_values,
+    assert_refused,
+    assert_same_fields,
+    assert_same_score,
+)
 from evalution_conformance.probes import SENTENCE, TEXTS
-from evalution_conformance.reference_values import SMALL_WINDOW, RollingCase, load_reference_values
+from evalution_conformance.reference_values import (
+    SMALL_WINDOW,
+    RollingCase,
+    load_reference_values,
+    require_cases,
+)
 from evalution_conformance.subject import Subject, collect_outputs, resize
-from evalution_conformance.suite import needs
+from evalution_conformance.suite import fills_the_window, needs
 from evalution_core import (
     Capability,
     InvalidRequestError,
@@ -24,6 +35,7 @@ from evalution_core.encoding import rolling_windows
 
 @needs(Capability.ROLLING)
 class RollingChecks:
+    @fills_the_window
     def test_each_token_is_scored_once(self, subject: Subject) -> None:
         """Each token of the text is scored exactly once, BOS never."""
         for text in (*TEXTS, _long_text(subject)):
@@ -48,6 +60,7 @@ class RollingChecks:
             assert_same_score(subject, rolled, scored, "a text in one window")
 
     @needs(Capability.LOGLIKELIHOOD, Capability.TOKEN_IDS)
+    @fills_the_window
     def test_windows_sum_to_the_text(self, subject: Subject) -> None:
         """Longer texts are scored in windows of at most `max_model_len` tokens fed."""
         prefix = subject.conditioning_id
@@ -58,7 +71,7 @@ class RollingChecks:
             part = subject.score_ids(context_ids, window.token_ids[window.start :])
             expected += part.token_logprobs or [part.logprob]
         (rolled,) = subject.roll(RollingLoglikelihoodRequest(text))
-        _assert_same(subject, rolled, expected, "a text in windows and its windows alone")
+        assert_has_values(subject, rolled, expected, "a text in windows and its windows alone")
 
     def test_bos_is_never_scored(self, subject: Subject) -> None:
         """A text that spells its BOS is conditioned on it, and not scored for it."""
@@ -71,13 +84,17 @@ class RollingChecks:
         assert_same_score(subject, given, plain, "a text with and without BOS spelled before it")
 
     @needs(Capability.TOKEN_IDS)
+    @fills_the_window
     def test_rolled_ids_are_their_text(self, subject: Subject) -> None:
-        """`input_ids` are scored as the text that they are."""
-        text, ids = subject.roll(
-            RollingLoglikelihoodRequest(TEXTS[0]),
-            RollingLoglikelihoodRequest(input_ids=subject.codec.encode(TEXTS[0])),
-        )
-        assert_same_score(subject, ids, text, "a text and its ids")
+        """`input_ids` are scored as the text that they are, in windows too."""
+        texts = (TEXTS[0], _long_text(subject))
+        requests = [RollingLoglikelihoodRequest(text) for text in texts]
+        requests += [
+            RollingLoglikelihoodRequest(input_ids=subject.codec.encode(text)) for text in texts
+        ]
+        short, long, *given = subject.roll(*requests)
+        for ids, text in zip(given, (short, long), strict=True):
+            assert_same_score(subject, ids, text, "a text and its ids")
 
     def test_an_empty_text_is_refused(self, subject: Subject) -> None:
         """An empty rolling text is an `InvalidRequestError` that names it."""
@@ -90,6 +107,7 @@ class RollingChecks:
             f"request 1 is empty, failures name {sorted(error.failures)}"
         )
 
+    @fills_the_window
     def test_texts_score_in_order(self, subject: Subject) -> None:
         """One output for each text, in order, as alone; requests stay as they were."""
         texts = [*TEXTS, _long_text(subject), *reversed(TEXTS)]
@@ -104,22 +122,33 @@ class RollingChecks:
             assert_same_score(subject, output, alone, "a text among others and alone")
         assert subject.roll() == [], "an empty list must give an empty list"
 
+    @fills_the_window
     def test_a_stream_of_texts_scores_as_the_list_does(self, subject: Subject) -> None:
         """`loglikelihood_rolling_continuous` yields each key once, with the list call's scores."""
         texts = [*TEXTS, _long_text(subject)]
-        requests = {n: RollingLoglikelihoodRequest(text) for n, text in enumerate(texts)}
-        stream = subject.session.loglikelihood_rolling_continuous(requests.items(), batch_size=2)
-        outputs = collect_outputs(stream)
-        assert outputs.keys() == requests.keys(), f"the keys {outputs.keys()} came back"
-        for key, expected in enumerate(subject.roll(*requests.values())):
+        requests = [
+            RollingLoglikelihoodRequest(text, metadata={"row": n}) for n, text in enumerate(texts)
+        ]
+        asked = [*enumerate(requests)]
+        asked.insert(1, (-1, RollingLoglikelihoodRequest("", metadata={"row": -1})))
+        stream = subject.session.loglikelihood_rolling_continuous(asked, batch_size=2)
+        pairs = list(stream)
+        results = dict(pairs)
+        assert len(results) == len(pairs), "a key came twice"
+        assert_failure(results.pop(-1, None), {"row": -1}, "an empty text")
+        outputs = collect_outputs(iter(results.items()))
+        assert outputs.keys() == {*range(len(texts))}, f"the keys {outputs.keys()} came back"
+        for key, expected in enumerate(subject.roll(*requests)):
             assert_same_score(subject, outputs[key], expected, f"text {key} in a stream")
+            assert_same_fields(subject, outputs[key], expected, f"text {key} in a stream")
 
     def test_rolling_equals_the_reference(self, subject: Subject) -> None:
         """Same text and window in, same log-probabilities out."""
         window = subject.window
         compared = 0
         for case in load_reference_values(subject).rolling:
-            fits = len(case.token_ids or ()) <= min(window, case.max_model_len or window)
+            ids, shortest = case.token_ids, min(window, case.max_model_len or window)
+            fits = ids is not None and len(ids) <= shortest
             if fits or case.max_model_len == window:
                 (output,) = subject.roll(RollingLoglikelihoodRequest(case.text))
                 _assert_equals_reference(subject, case, output)
@@ -128,9 +157,8 @@ class RollingChecks:
 
     def test_windows_equal_the_reference(self, subject: Subject) -> None:
         """Windows as lm-eval's: a text longer than `max_model_len` scores as it does there."""
-        cases = [
-            c for c in load_reference_values(subject).rolling if c.max_model_len == SMALL_WINDOW
-        ]
+        known = load_reference_values(subject).rolling
+        cases = require_cases((c for c in known if c.max_model_len == SMALL_WINDOW), "windows")
         engine = resize(subject.engine, SMALL_WINDOW)
         if engine is None:
             pytest.skip("the engine has no option max_model_len")
@@ -150,17 +178,5 @@ def _assert_equals_reference(
     subject: Subject, case: RollingCase, output: RollingLoglikelihoodOutput
 ) -> None:
     rule = f"the text {case.text[:40]!r} in windows of {case.max_model_len} against the reference"
-    _assert_same(subject, output, case.token_logprobs, rule, subject.reference_tolerance)
-
-
-def _assert_same(
-    subject: Subject,
-    found: RollingLoglikelihoodOutput,
-    expected: list[float],
-    rule: str,
-    tolerance: float | None = None,
-) -> None:
-    values = found.token_logprobs
-    if values is None or len(expected) == 1:
-        values, expected = [found.logprob], [math.fsum(expected)]
-    assert_same_logprobs(subject, values, expected, rule, tolerance=tolerance)
+    allowed = subject.reference_tolerance
+    assert_has_values(subject, output, case.token_logprobs, rule, tolerance=allowed)

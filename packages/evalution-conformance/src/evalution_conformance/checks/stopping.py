@@ -45,14 +45,27 @@ class StoppingChecks:
 
     @needs(Capability.IGNORE_EOS)
     def test_ignore_eos_generates_on(self, subject: Subject) -> None:
-        """`ignore_eos` generates on past the end-of-sequence token, to `max_new_tokens`."""
-        prompt = find_ended_completion(subject).prompt
+        """`ignore_eos` generates on past the end-of-sequence token, which may be a stop string."""
+        seen = find_ended_completion(subject)
         output = subject.complete(
-            GenerationRequest(prompt, max_new_tokens=LONG_ENOUGH, ignore_eos=True)
+            GenerationRequest(seen.prompt, max_new_tokens=LONG_ENOUGH, ignore_eos=True)
         )
         assert output.finish_reason != "stop", "ignore_eos ended before max_new_tokens"
         assert output.completion_tokens in (None, LONG_ENOUGH), (
             f"ignore_eos gave {output.completion_tokens} tokens of {LONG_ENOUGH}"
+        )
+        codec, before = subject.session.tokenizer, len(seen.output.token_ids or ())
+        ended_by = (output.token_ids or [])[before : before + 1]
+        if codec is None or codec.eos_id is None or ended_by != [codec.eos_id]:
+            return
+        spelled = codec.decode([codec.eos_id], skip_special_tokens=False)
+        request = GenerationRequest(
+            seen.prompt, max_new_tokens=LONG_ENOUGH, ignore_eos=True, stop=[spelled]
+        )
+        stopped = subject.complete(request)
+        assert stopped.text == seen.output.text, (
+            f"stop={spelled!r}, which is generated after {seen.output.text!r}, gave "
+            f"{stopped.text!r}: stop strings are matched with special tokens"
         )
 
     def test_a_stop_string_is_cut(self, subject: Subject) -> None:
@@ -105,6 +118,11 @@ class StoppingChecks:
         expected = (seen.output.token_ids or [])[:border]
         assert output.token_ids == expected, (
             f"stopped before token {border}, but token_ids are {output.token_ids}, not {expected}"
+        )
+        counted = output.completion_tokens
+        assert counted is None or counted > len(expected), (
+            f"{len(expected)} tokens and those of the stop were generated, completion_tokens is "
+            f"{counted}"
         )
 
     def test_text_is_verbatim(self, subject: Subject) -> None:

@@ -12,7 +12,7 @@ from evalution_conformance.probes import PAIRS, PROMPTS, TEXTS, make_long_text
 from evalution_conformance.reference_values import open_reference
 from evalution_conformance.rows import allow_rounding, assert_same_rows, read_rows
 from evalution_conformance.subject import Subject
-from evalution_conformance.suite import needs
+from evalution_conformance.suite import fills_the_window, needs
 from evalution_core import (
     Capability,
     InvalidRequestError,
@@ -78,6 +78,7 @@ class TopLogprobsChecks:
                     )
 
     @needs(Capability.ROLLING)
+    @fills_the_window
     def test_windows_join_their_top_logprobs(self, subject: Subject) -> None:
         """A text of several windows has them for each of its tokens, without a gap."""
         long = make_long_text(subject.codec, subject.window + subject.window // 5, seed=9)
