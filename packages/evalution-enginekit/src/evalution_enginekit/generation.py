@@ -249,8 +249,7 @@ class Detokenizer:
         self._context = 0
         self._read = len(self._ids)
         self._context_text = self._decode_part(0, self._read)
-        self.held = 0
-        """Complete characters that are held back with the incomplete one behind them."""
+        self.held = 0  # complete characters that wait for the incomplete one behind them
 
     def push(self, token_id: int) -> str:
         """Text that is complete with this token; empty while a character is incomplete."""

@@ -10,7 +10,10 @@ import sys
 from dataclasses import dataclass
 
 _SECONDS = 20
-_TOOLS = {("nvidia-smi", "-L"): "GPU ", ("rocm-smi", "--showproductname", "--csv"): "card"}
+_TOOLS: dict[tuple[str, ...], str] = {
+    ("nvidia-smi", "-L"): "GPU ",
+    ("rocm-smi", "--showproductname", "--csv"): "card",
+}
 """Commands that print a line for each device, and how it begins."""
 
 

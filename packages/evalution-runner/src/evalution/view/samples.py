@@ -207,8 +207,9 @@ def choose_places(suite: SuiteView, query: SampleQuery, against: SuiteView | Non
 
 def find_flipped(suite: SuiteView, against: SuiteView) -> array[int]:
     """Return the places of rows that both runs answered, one of them right and the other wrong."""
-    is_alike = suite.options is not None and against.options is not None
-    is_alike = is_alike and ask_alike(find_option_differences(suite.options, against.options))
+    is_alike = False
+    if suite.options is not None and against.options is not None:
+        is_alike = ask_alike(find_option_differences(suite.options, against.options))
     pairs = pair_samples(suite.columns, against.columns, same_prompts=is_alike)
     here, there = suite.judgements, against.judgements
     return array(
