@@ -256,7 +256,7 @@ class Detokenizer:
         self._ids.append(token_id)
         text = self._decode_part(self._context, len(self._ids))
         is_held = text.endswith("\ufffd") and len(self._ids) - self._read <= _LONGEST_HOLD
-        self.held = len(text.rstrip("\ufffd")) - len(self._context_text) if is_held else 0
+        self.held = is_held * max(0, len(text.rstrip("\ufffd")) - len(self._context_text))
         return "" if is_held else self._advance(text)
 
     def flush(self) -> str:

@@ -79,6 +79,7 @@ def test_blanks_before_a_program_are_kept_where_the_prompt_has_closed_the_though
         ("1. Here:\n   ```python\n   if x:\n       y\n   ```", "if x:\n    y\n"),
         ("```bash\npip install x\n```\n```py\nx = 1\n```", "x = 1\n"),
         ("~~~python\nx = 1\n~~~", "x = 1\n"),
+        ("Sure! ```python\nx = 1\n```", "x = 1\n"),
         ("```text\nx = 1\n```", "x = 1\n"),
         ('```python\nx = "`a`"```', 'x = "`a`"'),
     ],

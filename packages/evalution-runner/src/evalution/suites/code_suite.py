@@ -140,8 +140,7 @@ class CodeSuite(GenerationSuite):
 
 
 _BLOCK = re.compile(
-    r"^([ \t]*)(?:```|~~~)[ \t]*(\S*)[^\n]*\n(.*?)(?:^[ \t]*(?:```|~~~)|```|~~~|\Z)",
-    re.MULTILINE | re.DOTALL,
+    r"(?:^([ \t]*))?(?:```|~~~)[ \t]*(\S*)[^\n]*\n(.*?)(?:```|~~~|\Z)", re.MULTILINE | re.DOTALL
 )
 _PYTHON = {"", "python", "python3", "py"}
 
