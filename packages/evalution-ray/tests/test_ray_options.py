@@ -49,7 +49,7 @@ def test_runtime_environment_is_redacted() -> None:
     [
         ({}, "engine RayReplicas needs the option 'engine'"),
         ({"engine": Mock()}, "engine RayReplicas needs the option 'replicas'"),
-        ({"engine": Mock(), "replicas": 0}, "workers must be an int of at least 1, got 0"),
+        ({"engine": Mock(), "replicas": 0}, "replicas, the number of workers, must be an int"),
         ({"engine": Mock(), "replicas": 1, "num_cpu": 1}, "did you mean 'num_cpus'"),
         ({"engine": Mock(), "replicas": 1, "num_cpus": -1}, "'num_cpus'.* at least 0.0, got -1"),
         (
