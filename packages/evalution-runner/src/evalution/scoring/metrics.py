@@ -122,9 +122,7 @@ class Mean:
             return self.least + low * width, self.least + high * width
         if min(values) == max(values):  # the standard error may be a rounding error above zero
             return None
-        if (
-            min(values) < self.least or max(values) > self.largest
-        ):  # a value of another sort than a share
+        if min(values) < self.least or max(values) > self.largest:  # these are no shares
             ends = (-math.inf, math.inf)
         return normal_interval(mean, spread.stderr, *ends, quantile=spread.quantile)
 
