@@ -9,14 +9,17 @@ import pty
 import shlex
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
-from signal import SIG_DFL, SIGHUP, signal
+from signal import SIG_DFL, SIGHUP, SIGINT, SIGTERM, raise_signal, signal
 from typing import Any
 
 import pytest
 import typer
 
 from evalution.cli.errors import hint_isolation, report_errors
+from evalution.cli.run import finish_in_flight
+from evalution.cli.signals import SignalReceived
 from evalution_core import EngineRuntimeError
 
 MOCK = "evalution_enginekit.mock:Mock"
@@ -211,7 +214,14 @@ def test_isolation_is_no_hint_where_it_is_impossible_or_no_request_was_lost(
     [("SIGINT", 1, "Ctrl-C", 130), ("SIGINT", 2, "Ctrl-C", 130), ("SIGTERM", 1, "SIGTERM", 143)],
 )
 def test_ending_signal_keeps_what_was_finished_and_the_run_can_go_on(
-    spec: Any, command_line: Any, folder: Path, times: int, signal: str, word: str, status: int
+    spec: Any,
+    command_line: Any,
+    capfd: pytest.CaptureFixture[str],
+    folder: Path,
+    times: int,
+    signal: str,
+    word: str,
+    status: int,
 ) -> None:
     module = f"interrupted_{signal}_{times}"
     (folder / f"{module}.py").write_text(
@@ -235,7 +245,8 @@ def test_ending_signal_keeps_what_was_finished_and_the_run_can_go_on(
     name = spec(folder, engine=f"{module}:Interrupted")
     done = command_line("run", name, "--output", "out", "--limit", "30", "--allow-code")
     assert done.returncode == status
-    assert f"finishing what is in flight; {word} once more ends at once" in done.stderr
+    notice = f"finishing what is in flight; {word} once more ends at once\n"
+    assert capfd.readouterr().err == notice
     assert "interrupted; what was finished is kept" in done.stderr
     assert "to resume: " in done.stdout
     _, again = done.stdout.split("to resume: evalution ")
@@ -248,6 +259,38 @@ def test_ending_signal_keeps_what_was_finished_and_the_run_can_go_on(
     again = command_line(*shlex.split(again))
     assert again.returncode == 0
     assert f"{finished} of 30 were finished before" in again.stderr
+
+
+class _Handle:
+    """A run with something in flight, whose first `stop` does what it is given."""
+
+    def __init__(self, during: Callable[[], None] = lambda: None):
+        self.calls = 0
+        self._during = during
+
+    def stop(self) -> bool:
+        self.calls += 1
+        if self.calls == 1:
+            self._during()
+        return True
+
+
+def test_notice_of_a_signal_needs_no_stream_that_may_be_locked(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    handle: Any = _Handle()
+    monkeypatch.setattr(sys, "stderr", None)  # a bar's proxy takes the locks of bar and console
+    with finish_in_flight(handle):
+        raise_signal(SIGINT)
+    notice = "finishing what is in flight; Ctrl-C once more ends at once\n"
+    assert capfd.readouterr().err == notice
+
+
+def test_second_signal_within_the_handler_of_the_first_ends_at_once() -> None:
+    handle: Any = _Handle(lambda: raise_signal(SIGTERM))
+    with pytest.raises(SignalReceived, match="SIGINT"), finish_in_flight(handle):
+        raise_signal(SIGINT)
+    assert handle.calls == 1
 
 
 def test_sigterm_while_the_model_is_loaded_ends_a_run_at_once(

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import shlex
 import sys
 from collections.abc import Callable, Generator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from datetime import datetime
 from functools import partial
@@ -40,16 +41,12 @@ def finish_in_flight(handle: Run) -> Generator[None]:
     received: list[int] = []
 
     def interrupt(number: int, frame: FrameType | None) -> None:
+        received.append(number)  # first of all: the next signal may come before this one is done
         leave_terminal(number)
-        received.append(number)
-        if not handle.stop():
+        if len(received) > 1 or not handle.stop():
             raise KeyboardInterrupt
         again = "Ctrl-C" if number == SIGINT else Signals(number).name
-        print(
-            f"finishing what is in flight; {again} once more ends at once",
-            file=sys.stderr,
-            flush=True,
-        )
+        _write_notice(f"finishing what is in flight; {again} once more ends at once")
 
     with catch_signals(interrupt):
         try:
@@ -58,6 +55,17 @@ def finish_in_flight(handle: Run) -> Generator[None]:
             if not received:
                 raise
             raise SignalReceived(received[0]) from error
+
+
+def _write_notice(text: str) -> None:
+    """Write a line to stderr without a lock.
+
+    Within a handler of a signal the main thread may hold that of a stream or of the progress bar,
+    whose own thread then waits for it.
+    """
+    below_bar = "\n" if os.isatty(2) else ""
+    with suppress(OSError):
+        os.write(2, f"{below_bar}{text}\n".encode())
 
 
 TargetsArgument = Annotated[
