@@ -62,7 +62,7 @@ GPU_REHEARSAL = [
     *("-m", "tools.gpu", "all", "--rehearse", "--fresh", "--work", "build/gpu/rehearsal"),
 ]
 """Every stage of docs/gpu.md at tiny sizes, the bundle's assembly included."""
-FUZZ = ["nice", "-n", "4", "uv", "run", "tools/fuzz.py", "--seed", "1", "--seconds", "600"]
+FUZZ = ["nice", "-n", "10", "uv", "run", "tools/fuzz.py", "--seed", "1", "--seconds", "600"]
 """A minute of processor time for each parser, which other stages leave."""
 FEWER_EXAMPLES = "--hypothesis-profile=again"
 """For tests that the first light run has tried with more."""

@@ -25,8 +25,9 @@ import time
 import traceback
 import warnings
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -68,7 +69,8 @@ MEMORY = 4 << 30
 TRIES_TO_SHRINK = 300
 TINY = builtin_path("builtin:tiny", "safetensors")
 TINY = TINY if TINY.is_dir() else TINY.parent
-PLACE = Path(tempfile.mkdtemp(prefix="evalution-fuzz-"))
+PLACE = Path()
+"""The working folder, each process its own."""
 PART = b"\0\0"
 """Between the files of an input that is several."""
 WINDOWS = [Window([*range(start, start + 6)], 2) for start in range(2)]
@@ -420,6 +422,15 @@ def stop_slow_parser(*_: object) -> None:
     raise TooSlowError
 
 
+def prepare_process(folder: str) -> None:
+    """Work in a new folder within `folder`, with limits of memory and of time for each input."""
+    os.chdir(tempfile.mkdtemp(dir=folder))
+    os.environ["RUST_BACKTRACE"] = "0"
+    resource.setrlimit(resource.RLIMIT_AS, (MEMORY, MEMORY))
+    signal.signal(signal.SIGPROF, stop_slow_parser)
+    warnings.simplefilter("ignore")  # of `re`, on patterns that will mean something else
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description="Feed the parsers damaged input.")
     parser.add_argument("targets", nargs="*", help=f"of {', '.join(TARGETS)}; all if none is named")
@@ -428,16 +439,19 @@ def main() -> int:
     chosen = parser.parse_args()
     if unknown := set(chosen.targets) - set(TARGETS):
         parser.error(f"no target {', '.join(sorted(unknown))}; there are {', '.join(TARGETS)}")
-    os.environ["RUST_BACKTRACE"] = "0"
-    resource.setrlimit(resource.RLIMIT_AS, (MEMORY, MEMORY))
-    signal.signal(signal.SIGPROF, stop_slow_parser)
-    warnings.simplefilter("ignore")  # of `re`, on patterns that will mean something else
     names = chosen.targets or list(TARGETS)
-    faults = 0
-    for name in names:
-        count, found = fuzz(name, chosen.seconds / len(names), chosen.seed)
-        faults += len(found)
-        print(f"{name:12}{count:10,} inputs{len(found):5} findings, seed {chosen.seed}", flush=True)
+    each = partial(fuzz, seconds=chosen.seconds / len(names), seed=chosen.seed)
+    faults, cores = 0, len(os.sched_getaffinity(0))
+    with (
+        tempfile.TemporaryDirectory(prefix="evalution-fuzz-") as folder,
+        ProcessPoolExecutor(cores, initializer=prepare_process, initargs=(folder,)) as pool,
+    ):
+        for name, (count, found) in zip(names, pool.map(each, names), strict=True):
+            faults += len(found)
+            print(
+                f"{name:12}{count:10,} inputs{len(found):5} findings, seed {chosen.seed}",
+                flush=True,
+            )
     return 1 if faults else 0
 
 
