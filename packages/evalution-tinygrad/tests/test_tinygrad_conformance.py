@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import save_file
 
-from evalution_conformance import PRECISION_CHECKS, EngineConformance
+from evalution_conformance import EngineConformance
 from evalution_core import Model
 from evalution_core.builtins import builtin_path
 from evalution_reference import Reference
@@ -102,4 +102,14 @@ class TestTinygradQuantised(EngineConformance):
     oracle_model = Model(str(_dequantised(_Q8_0, Path(_MADE.name))))
     untemplated = _UNTEMPLATED
     timeout = _COMPILES_S
-    checks = PRECISION_CHECKS
+    # Only the weights differ: numbers against the reference's, and batches, whose kernels read them.
+    checks = frozenset(
+        {
+            "distributions",
+            "scoring",
+            "top_logprobs",
+            "test_a_batch_answers_as_its_requests_alone",
+            "test_completions_equal_the_reference",
+            "test_rolling_equals_the_reference",
+        }
+    )
