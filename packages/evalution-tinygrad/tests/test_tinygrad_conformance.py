@@ -102,7 +102,7 @@ class TestTinygradQuantised(EngineConformance):
     oracle_model = Model(str(_dequantised(_Q8_0, Path(_MADE.name))))
     untemplated = _UNTEMPLATED
     timeout = _COMPILES_S
-    # Only the weights differ: numbers against the reference's, and batches, whose kernels read them.
+    # Only the weights differ: their numbers, and batches, whose kernels read them too.
     checks = frozenset(
         {
             "distributions",
