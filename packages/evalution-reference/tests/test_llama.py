@@ -7,10 +7,14 @@ from typing import Any
 import numpy as np
 import pytest
 from numpy.typing import NDArray
+from threadpoolctl import (  # pyright: ignore[reportMissingTypeStubs]
+    threadpool_info,
+    threadpool_limits,
+)
 
 from evalution_core.errors import ConfigurationError, EngineRuntimeError, InvalidRequestError
 from evalution_enginekit.sampling import token_logprobs
-from evalution_reference.llama import Llama
+from evalution_reference.llama import Llama, softmax_in_place
 from evalution_reference.load import load_checkpoint
 
 FAMILIES: dict[str, dict[str, Any]] = {
@@ -185,3 +189,30 @@ def test_logits_that_are_not_finite_are_an_error_of_the_runtime(grouped: Llama) 
 def test_other_precisions_are_refused(write_checkpoint: Callable[..., Path], dtype: str) -> None:
     with pytest.raises(ConfigurationError, match="'float32' or 'float64'"):
         Llama(*load_checkpoint(write_checkpoint()), dtype=dtype)
+
+
+@pytest.mark.parametrize(("hidden_size", "expected"), [(32, 1), (512, 2)])
+def test_only_a_large_model_computes_on_the_threads_that_are_set(
+    write_checkpoint: Callable[..., Path],
+    monkeypatch: pytest.MonkeyPatch,
+    hidden_size: int,
+    expected: int,
+) -> None:
+    model = Llama(*load_checkpoint(write_checkpoint(hidden_size=hidden_size)))
+    seen: list[int] = []
+
+    def record(scores: Any) -> None:
+        seen.extend(count_threads())
+        softmax_in_place(scores)
+
+    monkeypatch.setattr("evalution_reference.llama.softmax_in_place", record)
+    with threadpool_limits(2, user_api="blas"):
+        model.hidden_states(ids(3), model.new_cache())
+        assert count_threads() == {2}
+    assert set(seen) == {expected}
+
+
+def count_threads() -> set[int]:
+    """Return the threads of each BLAS library in this process."""
+    found: Any = threadpool_info()
+    return {library["num_threads"] for library in found if library["user_api"] == "blas"}

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import functools
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Generator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
 from copy import copy
 from dataclasses import dataclass
+from threading import Lock
 from typing import Any
 
 import numpy as np
@@ -25,6 +28,27 @@ _PRECISIONS: dict[str, np.dtype[np.floating[Any]]] = {
 # Queries per attention block: bounds the score matrix of a long prefill, and skips most of the
 # part that the causal mask would throw away.
 _QUERY_BLOCK = 256
+
+_SMALL = 256
+"""Hidden size up to which one thread is enough."""
+_ALONE = Lock()
+
+
+@contextmanager
+def _use_one_thread() -> Generator[None]:
+    """Keep matrix products to one thread: idle ones spin, and a busy machine pays for each of them.
+
+    The number is a setting of the whole process, which others must not change meanwhile.
+    """
+    with _ALONE, _find_libraries().limit(limits=1, user_api="blas"):
+        yield
+
+
+@functools.cache
+def _find_libraries() -> Any:
+    import threadpoolctl  # pyright: ignore[reportMissingTypeStubs]  # noqa: PLC0415 - of the runtime
+
+    return threadpoolctl.ThreadpoolController()
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,6 +96,7 @@ class Llama:
         self._rope = RotaryTable(
             config.head_dim, config.rope_theta, config.rope_scaling, self.dtype
         )
+        self._limit_threads = _use_one_thread if config.hidden_size <= _SMALL else nullcontext
         self._hidden_future: Floats = np.triu(
             np.full((_QUERY_BLOCK, _QUERY_BLOCK), -np.inf, self.dtype), k=1
         )
@@ -108,6 +133,15 @@ class Llama:
         """
         assert len({id(cache) for cache in caches}) == len(caches) == len(runs)
         token_ids = self._check_ids(runs)
+        with self._limit_threads():
+            return self._extend(token_ids, runs, caches)
+
+    def _extend(
+        self,
+        token_ids: TokenIds,
+        runs: Sequence[TokenIds] | TokenIds,
+        caches: Sequence[KVCache],
+    ) -> Floats:
         starts = [cache.length for cache in caches]
         positions = np.concatenate(
             [np.arange(start, start + len(run)) for start, run in zip(starts, runs, strict=True)]
@@ -137,7 +171,8 @@ class Llama:
         Raises:
             EngineRuntimeError: a logit is infinite or not a number.
         """
-        logits: Floats = hidden @ self._head.T
+        with self._limit_threads():
+            logits: Floats = hidden @ self._head.T
         if not np.isfinite(logits).all():
             raise EngineRuntimeError(
                 f"the model gave logits that are not finite in {self.dtype.name}; "
