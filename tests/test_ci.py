@@ -103,3 +103,25 @@ def test_stage_beside_others_prints_in_one_piece_and_counts(
     assert "first\nFAILED test_x\n1 passed, 1 failed in 1.0s\nbeside: FAILED" in printed
     assert "\nbeside:\nFAILED test_x\n" in printed
     assert printed.endswith("\n1 passed, 1 failed, 0 skipped\n")
+
+
+def test_environments_share_the_bytecode_of_a_release(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kept = tmp_path / "bytecode"
+    monkeypatch.setenv("PYTHONPYCACHEPREFIX", str(kept))
+    places: list[Path] = []
+    for name, version in (("a", "1.0"), ("b", "1.0"), ("c", "1.1")):
+        packages = tmp_path / name / "lib" / "python3.11" / "site-packages"
+        (packages / "pack").mkdir(parents=True)
+        record = packages / f"pack-{version}.dist-info" / "RECORD"
+        record.parent.mkdir()
+        record.write_text(
+            f"pack/__init__.py,,\n../../../bin/pack,,\n{record.parent.name}/RECORD,,\n"
+        )
+        for _ in range(2):  # as in a second run
+            ci.share_bytecode(tmp_path / name)
+        places.append(kept / str(packages / "pack").lstrip("/"))
+    first, second, third = places
+    assert first.resolve() == second.resolve() != third.resolve()
+    assert all(place.is_dir() for place in places)

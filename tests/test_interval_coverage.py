@@ -37,7 +37,7 @@ def test_the_table_of_groups_has_a_row_for_each_kind_and_figure(
 
 
 def test_intervals_of_groups_hold_what_they_say_and_those_of_single_rows_do_not() -> None:
-    unequal, corpora = interval_coverage.GROUPED_KINDS[2], 400
+    unequal, corpora = interval_coverage.GROUPED_KINDS[2], 200
     shares = interval_coverage.measure_grouped_coverage(unequal, 30, corpora)
     *clustered, lower_end, single, single_lower_end = shares
     chance = 3 * (0.95 * 0.05 / corpora) ** 0.5

@@ -14,14 +14,11 @@ from __future__ import annotations
 
 import argparse
 import os
-import re
 import shutil
 import subprocess
 import sys
-import threading
 import time
 import tomllib
-from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
@@ -35,6 +32,7 @@ from members import (
     typed_members,
     unique,
 )
+from stages import Stages
 
 ROOT = Path(__file__).parents[1]
 TORCH, ZIZMOR = "2.13.0", "1.32.0"
@@ -77,9 +75,6 @@ NO_VERSIONS = [
     "--ignore=packages/evalution-runner/tests/workers",
 ]
 """Left out where dependencies have their lowest versions: what uses core and the kit alone."""
-COUNTS = re.compile(r"(\d+) (passed|failed|skipped|errors?)\b")
-FINDINGS = re.compile(r"E   |FAILED |ERROR |.*\berror: | *--> |check \S+: FAILED")
-FINDINGS_SHOWN = 40
 
 
 def read_light() -> set[str]:
@@ -205,6 +200,26 @@ def make_environment(environment: Environment) -> tuple[int, str]:
     return run_quietly(build_commands(environment), place)
 
 
+def share_bytecode(folder: Path) -> None:
+    """Let an environment use the bytecode of the others that hold the same releases.
+
+    Python keeps bytecode by the path of the sources, so that each would compile torch for itself.
+    """
+    kept = Path(os.environ["PYTHONPYCACHEPREFIX"])
+    for record in folder.glob("lib/python*/site-packages/*.dist-info/RECORD"):
+        packages, release = record.parents[1], record.parent.stem
+        names = {line.partition("/")[0] for line in record.read_text("utf-8").splitlines()}
+        for name in names - {"..", record.parent.name}:
+            own, shared = (
+                kept / str(packages / name).lstrip("/"),
+                kept / "releases" / release / name,
+            )
+            if (packages / name).is_dir() and not own.exists():
+                shared.mkdir(parents=True, exist_ok=True)
+                own.parent.mkdir(parents=True, exist_ok=True)
+                own.symlink_to(shared)
+
+
 def test_command(environment: Environment, further: Sequence[str]) -> list[str]:
     """Return the command that runs an environment's tests, or those that `further` names."""
     pytest = str(environment.folder / "bin" / "pytest")
@@ -216,110 +231,6 @@ def test_command(environment: Environment, further: Sequence[str]) -> list[str]:
 def required(environment: Environment) -> dict[str, str]:
     names = [*environment.members, *environment.requires, *(["torch"] if environment.torch else [])]
     return {"EVALUTION_REQUIRE": " ".join(unique(names))}
-
-
-class Stages:
-    """Runs stages, also from several threads, and keeps their outcomes for the table at the end."""
-
-    def __init__(self) -> None:
-        self._start = time.monotonic()
-        self._rows: list[tuple[str, float, float, bool, str]] = []
-        self._counts = {"passed": 0, "failed": 0, "skipped": 0}
-        self._findings: list[str] = []
-        self._lock = threading.Lock()
-
-    def run(
-        self,
-        name: str,
-        command: Sequence[str],
-        variables: Mapping[str, str] | None = None,
-        *,
-        is_beside: bool = False,
-    ) -> bool:
-        """Run one command and return whether it succeeded.
-
-        What it prints is shown as it comes, or at its end if it runs beside others.
-        """
-        held: list[str] = []
-
-        def show(text: str) -> None:
-            if is_beside:
-                held.append(text)
-            else:
-                print(text, end="", flush=True)
-
-        show(f"\n+ {' '.join(command)}\n")
-        start = time.monotonic()
-        summary = ""
-        findings: list[str] = []
-        try:
-            process = subprocess.Popen(
-                command,
-                cwd=ROOT,
-                env={**os.environ, **(variables or {})},
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.STDOUT,
-                text=True,
-                errors="replace",
-            )
-        except OSError as error:
-            self.add(name, 0.0, passed=False)
-            self._findings += [f"\n{name}:\n", f"{error}\n"]
-            return False
-        last = deque[str](maxlen=FINDINGS_SHOWN)
-        with process:
-            for line in process.stdout or ():
-                show(line)
-                last.append(line)
-                if FINDINGS.match(line):
-                    findings.append(line)
-                if COUNTS.search(line) and re.search(r" in [\d.]+s", line):
-                    summary = line
-            _, code, usage = os.wait4(process.pid, 0)
-            status = process.returncode = os.waitstatus_to_exitcode(code)
-        print("".join(held), end="", flush=True)
-        processor = usage.ru_utime + usage.ru_stime
-        self.add(name, time.monotonic() - start, status == 0, summary, processor)
-        if status:
-            self._findings += [f"\n{name}:\n", *(findings[-FINDINGS_SHOWN:] or last)]
-        return status == 0
-
-    def add(
-        self, name: str, seconds: float, passed: bool, summary: str = "", processor: float = 0.0
-    ) -> None:
-        """Record the outcome of a stage; `summary` is the last line of a run of pytest.
-
-        `processor` are the seconds of its processes, without those that nobody waited for.
-        """
-        counts = {kind.rstrip("s"): int(number) for number, kind in COUNTS.findall(summary)}
-        with self._lock:
-            self._counts["passed"] += counts.get("passed", 0)
-            self._counts["failed"] += counts.get("failed", 0) + counts.get("error", 0)
-            self._counts["skipped"] += counts.get("skipped", 0)
-            if not passed and not counts.get("failed") and not counts.get("error"):
-                self._counts["failed"] += 1
-            shown = ", ".join(f"{number} {kind}" for number, kind in COUNTS.findall(summary))
-            self._rows.append((name, seconds, processor, passed, shown))
-        print(f"{name}: {'passed' if passed else 'FAILED'}, {seconds:.0f} s", flush=True)
-
-    def close(self) -> int:
-        """Print what failed, the table and the closing line; return the exit status."""
-        print("".join(self._findings), end="")
-        print(f"\n{'stage':34}{'seconds':>8}{'processor':>10}  outcome")
-        for name, seconds, processor, passed, shown in self._rows:
-            outcome = "passed" if passed else "FAILED"
-            print(f"{name:34}{seconds:8.0f}{processor:10.0f}  {outcome}  {shown}")
-        failed = [name for name, _, _, passed, _ in self._rows if not passed]
-        total = time.monotonic() - self._start
-        processor = sum(row[2] for row in self._rows)
-        outcome = ", ".join(failed) + " FAILED" if failed else "passed"
-        print(f"{'all':34}{total:8.0f}{processor:10.0f}  {outcome}")
-        counts = self._counts
-        print(
-            f"\n{counts['passed']} passed, {counts['failed']} failed, {counts['skipped']} skipped"
-        )
-        return 1 if failed else 0
 
 
 def run_all() -> int:
@@ -422,6 +333,7 @@ def run_environment(
     name, python = environment.name, str(environment.folder / "bin" / "python")
     if not is_built(stages, name, build):
         return
+    share_bytecode(environment.folder)
     pytest, *arguments = test_command(environment, [])
     stages.run(name, [pytest, IN_LANE, *arguments], required(environment), is_beside=True)
     check_types(stages, environment)

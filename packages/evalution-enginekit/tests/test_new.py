@@ -59,12 +59,9 @@ def test_version_ranges_admit_the_members_here(zeta: Path) -> None:
         assert requirement.specifier.contains(version), str(requirement)
 
 
-@pytest.mark.parametrize("mode", [[], ["--import-mode=importlib"]])
-def test_new_engine_passes_its_own_tests(zeta: Path, mode: list[str]) -> None:
-    command = [sys.executable, "-m", "pytest", "-q", *mode]
-    report = zeta.parent / "report.json"
+def run_tests(zeta: Path, *words: str) -> str:
     done = subprocess.run(
-        [*command, "-p", "no:cacheprovider", f"--conformance-report={report}"],
+        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *words],
         cwd=zeta,
         env={**os.environ, "PYTHONPATH": str(zeta / "src")},
         capture_output=True,
@@ -72,9 +69,20 @@ def test_new_engine_passes_its_own_tests(zeta: Path, mode: list[str]) -> None:
         check=False,
     )
     assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+def test_new_engine_passes_its_own_tests(zeta: Path, tmp_path: Path) -> None:
+    report = tmp_path / "report.json"
+    run_tests(zeta, f"--conformance-report={report}")
     written = json.loads(report.read_text(encoding="utf-8"))
     outcomes = {check["outcome"] for engine in written["engines"] for check in engine["checks"]}
     assert outcomes == {"passed", "refused", "skipped"}
+
+
+def test_new_engines_tests_are_found_in_pytests_other_import_mode(zeta: Path) -> None:
+    found = run_tests(zeta, "--collect-only", "--import-mode=importlib")
+    assert "test_conformance.py::" in found
 
 
 def test_engine_outside_a_workspace_has_sources_of_none(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
@@ -17,26 +16,6 @@ pytestmark = pytest.mark.wide
 Program = Callable[..., subprocess.CompletedProcess[str]]
 TINY = ("builtin:tiny", "--engine", "Reference")
 SMALL = ("--prompt-tokens", "16", "--output-tokens", "8")
-
-
-def test_engine_is_measured_at_each_level(program: Program, tmp_path: Path) -> None:
-    words = ("bench", *TINY, *SMALL, "--concurrency", "1,3", "--requests", "12", "--output", "b")
-    done = program("evalution", *words, cwd=tmp_path)
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert "1 at once" in done.stdout
-    assert "report: b/report.html" in done.stdout
-    folder = tmp_path / "b"
-    found = json.loads((folder / "bench.json").read_text())
-    assert [level["name"] for level in found["levels"]] == ["1 at once", "3 at once"]
-    for level in found["levels"]:
-        assert (level["successful"], level["errored"]) == (12, 0)
-        assert (level["prompt_tokens"], level["output_tokens"]) == (12 * 16, 12 * 8)
-        assert 0 < level["first_token_ms"]["p50"] <= level["latency_ms"]["p50"]
-    theirs = json.loads((folder / "guidellm.json").read_text())
-    assert len(theirs["benchmarks"]) == 2
-    page = (folder / "report.html").read_text()
-    assert "builtin:tiny" in page
-    assert re.findall(r"(?:src|<link[^>]*href)=[\"']https?:", page) == []
 
 
 def test_failed_requests_end_with_exit_code_3(program: Program, tmp_path: Path) -> None:

@@ -31,7 +31,10 @@ def test_run_in_process_and_through_the_server_give_the_same_answers(
     tokenizer_folder: str,
     tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    # By default, each stream has a process, and each process takes seconds to start.
+    monkeypatch.setenv("GUIDELLM__MAX_WORKER_PROCESSES", "2")
     tokenizer = ("--tokenizer", f"kind=huggingface_auto,model={tokenizer_folder}")
     here = run(
         program,

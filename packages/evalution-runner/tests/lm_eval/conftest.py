@@ -8,6 +8,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from random import Random
 from types import FunctionType
@@ -156,7 +157,7 @@ class CodeEval:
     ) -> tuple[dict[str, float], None]:
         means: dict[str, list[float]] = {f"pass@{n}": [] for n in k}
         for tests, candidates in zip(references, predictions, strict=True):
-            right = sum(self._passes(f"{candidate}\n{tests}") for candidate in candidates)
+            right = sum(_passes(f"{candidate}\n{tests}") for candidate in candidates)
             wrong, count = len(candidates) - right, len(candidates)
             for n in k:
                 missed = 1.0 if wrong >= n else 0.0
@@ -165,9 +166,11 @@ class CodeEval:
                 means[f"pass@{n}"].append(1.0 - missed)
         return {name: sum(values) / len(values) for name, values in means.items()}, None
 
-    def _passes(self, program: str) -> bool:
-        done = subprocess.run([sys.executable, "-I", "-c", program], capture_output=True)
-        return done.returncode == 0
+
+@cache
+def _passes(program: str) -> bool:
+    done = subprocess.run([sys.executable, "-I", "-c", program], capture_output=True)
+    return done.returncode == 0
 
 
 @pytest.fixture(scope="session")

@@ -43,7 +43,6 @@ def schema() -> dict[str, Any]:
 
 @pytest.fixture(scope="module")
 def validator(schema: Any) -> Draft202012Validator:
-    Draft202012Validator.check_schema(schema)
     return Draft202012Validator(schema)
 
 
@@ -54,6 +53,10 @@ def spec(**sections: Any) -> dict[str, Any]:
 @pytest.mark.parametrize("example", EXAMPLES, ids=lambda path: path.name)
 def test_examples_are_valid(validator: Draft202012Validator, example: Path) -> None:
     validator.validate(yaml.safe_load(example.read_text(encoding="utf-8")))
+
+
+def test_it_is_a_schema_itself(schema: Any) -> None:
+    Draft202012Validator.check_schema(schema)
 
 
 def test_every_section_that_a_spec_may_have_is_in_it(schema: Any) -> None:
