@@ -30,7 +30,7 @@ collect_ignore = [str(PACKAGES / name) for name in MISSING]
 # The first example of a test may import a library, on a machine that does something else besides.
 # Where CI is set, hypothesis has a profile of its own, which draws the same examples each time, and
 # 100 of them, or 25 with `--hypothesis-profile=again`.
-settings.register_profile("local", deadline=None, max_examples=25)
+settings.register_profile("local", deadline=None, max_examples=15)
 settings.register_profile("again", settings.get_profile("ci"), max_examples=25)
 if "CI" not in os.environ:
     settings.load_profile("local")
@@ -62,7 +62,6 @@ def pytest_xdist_auto_num_workers(config: pytest.Config) -> int | None:
 
 def pytest_collection_finish() -> None:
     """Exempt the collected tests from garbage collections, which cost 4 % of the processor time."""
-    gc.collect()
     gc.freeze()
     gc.enable()
 
