@@ -210,10 +210,8 @@ def share_bytecode(folder: Path) -> None:
         packages, release = record.parents[1], record.parent.stem
         names = {line.partition("/")[0] for line in record.read_text("utf-8").splitlines()}
         for name in names - {"..", record.parent.name}:
-            own, shared = (
-                kept / str(packages / name).lstrip("/"),
-                kept / "releases" / release / name,
-            )
+            own = kept / str(packages / name).lstrip("/")
+            shared = kept / "releases" / release / name
             if (packages / name).is_dir() and not own.exists():
                 shared.mkdir(parents=True, exist_ok=True)
                 own.parent.mkdir(parents=True, exist_ok=True)

@@ -60,7 +60,7 @@ def test_invalid_body_is_refused(client: httpx.Client, path: str, body: bytes) -
         ({"prompt": "a", "max_tokens": -1}, "max_tokens"),
         ({"prompt": "a", "max_tokens": 0}, "max_tokens"),
         ({"prompt": "a", "max_tokens": LARGE}, "max_tokens"),
-        ({"prompt": "a", "max_tokens": 10**6}, "max_new_tokens"),
+        ({"prompt": "a", "max_tokens": 10**6}, "max_tokens=1000000 leaves no room"),
         ({"prompt": "a", "max_tokens": 1.5}, "max_tokens"),
         ({"prompt": "a", "temperature": -1}, "temperature"),
         ({"prompt": "a", "temperature": LARGE}, "temperature"),

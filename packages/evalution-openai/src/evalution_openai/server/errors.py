@@ -87,6 +87,8 @@ def to_api_error(error: Exception, secrets: Iterable[str] = ()) -> ApiError:
     if isinstance(error, ApiError):
         return error
     message = redact_text(str(error), secrets)
+    if isinstance(error, InvalidRequestError):
+        message = message.replace("max_new_tokens", "max_tokens")  # as clients call it
     match error:
         case ContextLengthError():
             return ApiError(400, message, code="context_length_exceeded")
