@@ -15,4 +15,4 @@ class TestReferenceFloat64(EngineConformance):
 class TestReferenceFloat32(EngineConformance):
     engine = Reference(dtype="float32")
     model = Model(path="builtin:tiny")
-    checks = PRECISION_CHECKS - {"boundary", "checkpoint", "isolation", "sampling"}
+    checks = PRECISION_CHECKS
