@@ -8,13 +8,11 @@ from pathlib import Path
 
 import pytest
 
+import ci
+import members
+from evalution_enginekit import new
+
 ROOT = Path(__file__).parents[1]
-sys.path.insert(0, str(ROOT / "tools"))
-
-import ci  # noqa: E402
-import members  # noqa: E402
-
-from evalution_enginekit import new  # noqa: E402
 
 
 def test_every_requirement_file_is_declared_by_a_member() -> None:

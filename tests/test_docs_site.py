@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import sys
 import tomllib
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,10 +11,9 @@ from typing import Any
 
 import pytest
 
-ROOT = Path(__file__).parents[1]
-sys.path.insert(0, str(ROOT / "tools"))
+from docs_site import adapt_page, list_versions, write_pages
 
-from docs_site import adapt_page, list_versions, write_pages  # noqa: E402 - from there
+ROOT = Path(__file__).parents[1]
 
 
 @pytest.fixture(scope="module")

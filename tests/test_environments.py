@@ -15,10 +15,9 @@ import pytest
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
-ROOT = Path(__file__).parents[1]
-sys.path.insert(0, str(ROOT / "tools"))
+import pin_changes
 
-import pin_changes  # noqa: E402
+ROOT = Path(__file__).parents[1]
 
 LIGHT = [
     ROOT / "packages" / f"evalution{name}" / "pyproject.toml"

@@ -8,13 +8,11 @@ from pathlib import Path
 
 import pytest
 
+import house
+import words
+from evalution_enginekit import new
+
 TOOLS = Path(__file__).parents[1] / "tools"
-sys.path.insert(0, str(TOOLS))
-
-import house  # noqa: E402
-import words  # noqa: E402
-
-from evalution_enginekit import new  # noqa: E402
 
 
 @pytest.fixture

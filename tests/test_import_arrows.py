@@ -9,10 +9,9 @@ from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).parents[1]
-sys.path.insert(0, str(ROOT / "tools"))
+from lint_imports import RUNNER_MODULES
 
-from lint_imports import RUNNER_MODULES  # noqa: E402
+ROOT = Path(__file__).parents[1]
 
 
 def lint(root: Path) -> subprocess.CompletedProcess[str]:

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import sys
 from math import isclose
 from pathlib import Path
 
 import pytest
 
+from lm_eval_commands import TOLERANCE, read_pairs, run_pair
+
 for package in ("lm_eval", "evalution_transformers"):
     pytest.importorskip(package, reason=f"{package} isn't installed; see tools/envs/lm-eval.in")
-sys.path.insert(0, str(Path(__file__).parents[1] / "tools"))
-
-from lm_eval_commands import TOLERANCE, read_pairs, run_pair  # noqa: E402 - from there
 
 pytestmark = [
     pytest.mark.wide,

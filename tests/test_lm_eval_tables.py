@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 
 import pytest
 
 from evalution.hints import GENERATED_VARIANTS
+from lm_eval_tables import KINDS, ROWS, find_differences, make_tables
 
 for package in ("lm_eval", "accelerate", "starlette"):
     pytest.importorskip(package, reason=f"{package} isn't installed; see tools/envs/clients.in")
-sys.path.insert(0, str(Path(__file__).parents[1] / "tools"))
-
-from lm_eval_tables import KINDS, ROWS, find_differences, make_tables  # noqa: E402 - from there
 
 pytestmark = [
     pytest.mark.wide,

@@ -22,10 +22,9 @@ import pytest
 from packaging.tags import sys_tags
 from packaging.utils import parse_wheel_filename
 
-ROOT = Path(__file__).parents[1]
-sys.path.insert(0, str(ROOT / "tools"))
+import local_index
 
-import local_index  # noqa: E402
+ROOT = Path(__file__).parents[1]
 
 pytestmark = [pytest.mark.wide, pytest.mark.timeout(900)]
 

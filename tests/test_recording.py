@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import re
-import sys
 from pathlib import Path
 from xml.etree import ElementTree
 
 import pyte
 import pytest
 
-ROOT = Path(__file__).parents[1]
-sys.path.insert(0, str(ROOT / "tools"))
+from recording import SPECS, Frame, draw_frames, draw_line, record
 
-from recording import SPECS, Frame, draw_frames, draw_line, record  # noqa: E402 - from there
+ROOT = Path(__file__).parents[1]
 
 
 def draw(text: bytes) -> str:

@@ -4,20 +4,17 @@ from __future__ import annotations
 
 import json
 import shutil
-import sys
 from datetime import date
 from pathlib import Path
 
 import pytest
 import yaml
 
+import registry
+import release
 from evalution_conformance.plugin import format_report
 
 ROOT = Path(__file__).parents[1]
-sys.path.insert(0, str(ROOT / "tools"))
-
-import registry  # noqa: E402
-import release  # noqa: E402
 
 EXAMPLE = ROOT / "docs" / "registry" / "evalution-ctranslate2"
 

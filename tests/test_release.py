@@ -4,17 +4,15 @@ from __future__ import annotations
 
 import shutil
 import subprocess
-import sys
 from collections.abc import Callable
 from datetime import date
 from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).parents[1]
-sys.path.insert(0, str(ROOT / "tools"))
+import release
 
-import release  # noqa: E402
+ROOT = Path(__file__).parents[1]
 
 BUILT = ["evalution-core", "evalution-enginekit", "evalution-vllm"]
 RELEASED = ["evalution-core", "evalution-vllm"]
@@ -35,7 +33,7 @@ def bumped(tmp_path_factory: pytest.TempPathFactory) -> Path:
             shutil.copytree(
                 folder / "src", target / "src", ignore=shutil.ignore_patterns("__pycache__")
             )
-    git(root, "init", "--quiet")
+    git(root, "init", "--quiet", "--template=")
     commit(root)
     for name in BUILT:
         git(root, "tag", release.Package(root / "packages" / name).tag)

@@ -5,17 +5,15 @@ from __future__ import annotations
 import os
 import re
 import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
 
-ROOT = Path(__file__).parents[1]
-sys.path.insert(0, str(ROOT / "tools"))
+import members
 
-import members  # noqa: E402
+ROOT = Path(__file__).parents[1]
 
 WORKFLOWS = sorted((ROOT / ".github" / "workflows").glob("*.yml"))
 SCRIPT = re.compile(r"(?:^|\s)((?:tools/|\.ci/)\S+)")

@@ -12,9 +12,10 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+from transformers import PreTrainedTokenizerFast
+
 from golden_tokenizers import write_tokenizers
 from lm_eval_tokens import TokensOnly
-from transformers import PreTrainedTokenizerFast
 
 FOLDER = Path(__file__).parents[1] / "packages" / "evalution-enginekit" / "tests" / "golden"
 SPECIALS: dict[str, dict[str, str]] = {

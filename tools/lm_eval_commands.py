@@ -22,10 +22,9 @@ from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
-from lm_eval_tables import ROOT, run_command
-
 from evalution.rows.local import Rows
 from evalution_core.builtins import builtin_path
+from lm_eval_tables import ROOT, run_command
 
 PAGE = ROOT / "docs" / "from-lm-eval.md"
 ROWS = ROOT / "packages" / "evalution-runner" / "tests" / "data" / "rows"

@@ -15,6 +15,7 @@ import time
 from pathlib import Path
 
 import torch
+
 from tiny_model.build import train_and_write
 from tiny_model.verification import problems
 

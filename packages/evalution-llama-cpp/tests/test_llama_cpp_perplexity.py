@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import re
-import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 pytest.importorskip("llama_cpp", reason="llama-cpp-python is not installed")
-ROOT = Path(__file__).parents[3]
-sys.path.insert(0, str(ROOT / "tools"))
 
-from llama_perplexity import (  # noqa: E402 - from there
+from evalution_enginekit.distributions import log_softmax_rows
+from llama_perplexity import (
     NAMES,
     QUANTISATIONS,
     add_terms,
@@ -22,7 +20,7 @@ from llama_perplexity import (  # noqa: E402 - from there
     write_table,
 )
 
-from evalution_enginekit.distributions import log_softmax_rows  # noqa: E402 - as above
+ROOT = Path(__file__).parents[3]
 
 
 def read_table() -> dict[tuple[str, str], list[float]]:

@@ -11,13 +11,10 @@ from typing import Any
 
 import pytest
 
-sys.path.insert(0, str(Path(__file__).parents[3] / "tools"))
-
-from lm_eval_tables import run_command
-
 import evalution
 from evalution_core.builtins import builtin_path
 from evalution_lm_eval import LmEval
+from lm_eval_tables import run_command
 
 torch = pytest.importorskip("torch", reason="lm-eval's hf model takes torch")
 

@@ -2,17 +2,13 @@ from __future__ import annotations
 
 import sys
 from array import array
-from pathlib import Path
 
 import pytest
 
+import noise_alarms
 from evalution.noise.result import Sampling
 from evalution.noise.statistics import PassComparison, bound_chance, find_verdicts
 from evalution.parity.agreement import Generated, Scored
-
-sys.path.insert(0, str(Path(__file__).parents[4] / "tools"))
-
-import noise_alarms
 
 APART = [[float((one < 6) != (other < 6)) for other in range(9)] for one in range(9)]
 ONE_ODD = [[float((one == 0) != (other == 0)) for other in range(9)] for one in range(9)]
