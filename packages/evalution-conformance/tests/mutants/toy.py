@@ -134,7 +134,7 @@ def advance(state: int, token_id: int) -> int:
 
 def find_top(row: Sequence[float], count: int) -> dict[int, float]:
     """The most likely ids of a row, best first."""
-    best = sorted(range(len(row)), key=lambda i: -row[i])[:count]
+    best = sorted(range(len(row)), key=row.__getitem__, reverse=True)[:count]
     return {token_id: row[token_id] for token_id in best}
 
 
@@ -418,8 +418,8 @@ class _Sequence:
     def _choose(self, row: Sequence[float]) -> int:
         prompt = self._prompt
         if not prompt.do_sample:
-            return max(range(len(row)), key=row.__getitem__)
-        allowed = sorted(range(len(row)), key=lambda i: -row[i])[: prompt.top_k or None]
+            return row.index(max(row))
+        allowed = sorted(range(len(row)), key=row.__getitem__, reverse=True)[: prompt.top_k or None]
         weights = [math.exp(row[i] / prompt.temperature) for i in allowed]
         least = prompt.top_p * math.fsum(weights)
         kept, mass = 0, 0.0

@@ -189,19 +189,19 @@ class _Sequence:
         )
         if self._prompt.logprobs is None:
             return TokenEvent(self._prompt.key, [token_id])
-        best = sorted(range(len(row)), key=lambda i: -row[i])[: self._prompt.logprobs]
+        best = sorted(range(len(row)), key=row.__getitem__, reverse=True)[: self._prompt.logprobs]
         top = {token: row[token] for token in best}
         return TokenEvent(self._prompt.key, [token_id], [row[token_id]], [top])
 
     def _choose(self, row: Sequence[float]) -> int:
         prompt = self._prompt
         if not prompt.do_sample:
-            return max(range(len(row)), key=row.__getitem__)
-        allowed = sorted(range(len(row)), key=lambda i: -row[i])[: prompt.top_k or None]
+            return row.index(max(row))
+        allowed = sorted(range(len(row)), key=row.__getitem__, reverse=True)[: prompt.top_k or None]
         largest = row[allowed[0]]
         weights = [math.exp((row[i] - largest) / prompt.temperature) for i in allowed]
-        kept, mass = 0, 0.0
-        while kept < len(weights) and mass < prompt.top_p * math.fsum(weights):
+        kept, mass, enough = 0, 0.0, prompt.top_p * math.fsum(weights)
+        while kept < len(weights) and mass < enough:
             mass += weights[kept]
             kept += 1
         return self._random.choices(allowed[:kept], weights[:kept])[0]
