@@ -1,4 +1,4 @@
-"""The first commands of a README, typed in an environment that its install line makes of wheels."""
+"""README.md's first commands, typed in an environment that its install line makes of wheels."""
 
 from __future__ import annotations
 
@@ -14,15 +14,7 @@ import pytest
 pytestmark = pytest.mark.wide
 
 ROOT = Path(__file__).parents[1]
-PAGES = {
-    "README.md": ["evalution-runner", "evalution-reference"],
-    "packages/evalution-tinygrad/README.md": [
-        "evalution-runner",
-        "evalution-reference",
-        "evalution-tinygrad",
-    ],
-}
-"""Pages, and the packages of their install line; other runtimes take minutes to install."""
+INSTALLED = ["evalution-runner", "evalution-reference"]
 BLOCK = re.compile(
     r"(not run: [^\n]*(?:downloads|of yours)[^\n]* -->\n)?"
     r"^```(\w+)(?: title=(\S+))?[^\n]*\n(.*?)^```$",
@@ -42,13 +34,12 @@ def read_commands(page: str, folder: Path) -> Iterator[list[str]]:
                 yield shlex.split(line)
 
 
-@pytest.mark.parametrize("name", PAGES)
 def test_commands_work_after_the_install_line(
-    name: str, empty_environment: Callable[..., Path], member_wheels: Path, tmp_path: Path
+    empty_environment: Callable[..., Path], member_wheels: Path, tmp_path: Path
 ) -> None:
-    page = (ROOT / name).read_text(encoding="utf-8")
-    assert f"pip install {' '.join(PAGES[name])}\n" in page
-    python = empty_environment(*PAGES[name], find_links=member_wheels)
+    page = (ROOT / "README.md").read_text(encoding="utf-8")
+    assert f"pip install {' '.join(INSTALLED)}\n" in page
+    python = empty_environment(*INSTALLED, find_links=member_wheels)
     path = os.pathsep.join([str(python.parent), os.environ["PATH"]])
     count = 0
     for command in read_commands(page, tmp_path):

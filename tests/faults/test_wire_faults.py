@@ -37,6 +37,8 @@ pytestmark = pytest.mark.faults
 WAIT_S = 20.0
 STRIDE = 151
 """Bytes between two faults while a session is built, which is a dozen exchanges."""
+STALL_STRIDE = 3
+"""Bytes between two stalls; each waits for two threads."""
 Call = Callable[[OpenAISession], Any]
 
 
@@ -146,7 +148,7 @@ def test_stalled_exchange_holds_up_no_other_and_goes_on(
     with _build(proxy, timeout_s=WAIT_S) as session, ThreadPoolExecutor(1) as aside:
         right, lengths = _count(proxy, lambda: _read(CALLS[call](session)))
         other = _read(CALLS["pairs"](neighbour))
-        for at in range(lengths[direction]):
+        for at in range(0, lengths[direction], STALL_STRIDE):
             proxy.arm(Fault("stall", direction, at))
             stalled = aside.submit(CALLS[call], session)
             assert proxy.stalled.wait(WAIT_S)
