@@ -23,6 +23,7 @@ from packaging.tags import sys_tags
 from packaging.utils import parse_wheel_filename
 
 import local_index
+from ci import share_bytecode
 
 ROOT = Path(__file__).parents[1]
 
@@ -67,6 +68,8 @@ class Place:
         fresh = [f"--refresh-package={path.name}" for path in PACKAGES.iterdir()]
         index = ["--index", f"{self.index}/simple/", "--python", str(self.folder / "venv")]
         self.run("uv", "pip", "install", "--quiet", "--no-config", *fresh, *index, *words)
+        if "PYTHONPYCACHEPREFIX" in os.environ:
+            share_bytecode(self.folder / "venv")
 
     def take_compiled(self, name: str) -> None:
         """Install a package as an earlier build left it in uv's cache, if one did.

@@ -234,7 +234,7 @@ def required(environment: Environment) -> dict[str, str]:
 def run_all() -> int:
     """Run every stage: the README's two commands first, and beside the second the others, in lanes.
 
-    A lane runs one stage after the other, each with one process of pytest: what a stage has in
+    A lane runs one stage after the other, most with one process of pytest: what a stage has in
     common is made once, and while some wait for a server, others compute. The fuzzing has no lane,
     and takes the time that those leave.
     """
@@ -302,7 +302,9 @@ def list_light(stages: Stages) -> Iterator[Callable[[], object]]:
     yield run("planted drift", [*pytest, "-m", "wide", "tests/test_planted_drift.py"])
     site = ["uv", "run", "--only-group", "docs", "tools/docs_site.py"]
     yield run("site", site, UV_PROJECT_ENVIRONMENT=str(ROOT / ".venv-docs"))
-    yield run("faults", [*pytest, "-m", "faults", "tests/faults"], **require_light())
+    # Two processes: in one, beside two other stages, it takes more than its five minutes.
+    faults = ["uv", "run", "pytest", "-n", "2", "-m", "faults", "tests/faults"]
+    yield run("faults", faults, **require_light())
     pages = ("first_commands", "git_install", "recording", "release", "standalone_wheels")
     shown = [f"tests/test_{page}.py" for page in pages]
     yield run("first commands", [*pytest, "-m", "wide", *shown])

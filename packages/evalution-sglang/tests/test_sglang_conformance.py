@@ -20,6 +20,7 @@ class TestSGLangFloat32(EngineConformance):
         max_running_requests=16,
         max_total_tokens=8192,
         mem_fraction_static=0.1,
+        sglang_kwargs={"sleep_on_idle": True},
     )
     model = TINY
     tolerance = 1e-4

@@ -35,6 +35,7 @@ CPU = SGLang(
     max_running_requests=4,
     max_total_tokens=4096,
     mem_fraction_static=0.1,
+    sglang_kwargs={"sleep_on_idle": True},
 )
 
 

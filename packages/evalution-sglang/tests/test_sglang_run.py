@@ -18,5 +18,6 @@ def test_engine_runs_suites_with_automatic_batch_size(assert_runs_suites: Any) -
         max_total_tokens=4096,
         mem_fraction_static=0.1,
         batch_size="auto",
+        sglang_kwargs={"sleep_on_idle": True},
     )
     assert_runs_suites(engine)
