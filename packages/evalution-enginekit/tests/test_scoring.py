@@ -20,7 +20,7 @@ from evalution_core import (
     RequestFailure,
     RollingLoglikelihoodRequest,
 )
-from evalution_enginekit import TokenScore, TokenSpan
+from evalution_enginekit import TokenScore, TokenSpan, scoring
 from evalution_enginekit.runtime_thread import RuntimeThread
 from evalution_enginekit.scoring import ScoringJob, ScoringLoop
 from evalution_enginekit.streams import StreamLimits
@@ -92,7 +92,10 @@ def test_spans_with_a_shared_prefix_are_scored_together(echo: Echoes) -> None:
     assert prefixes == [{b"abc"}, {b"xyz"}]
 
 
-def test_spans_of_a_continuous_call_are_grouped_too(echo: Echoes) -> None:
+def test_spans_of_a_continuous_call_are_grouped_too(
+    echo: Echoes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(scoring, "_CHUNK_PATIENCE_S", 60.0)
     session = echo(scoring_window=4)
     session.check()
     texts = [q + c for c in "12" for q in ("abc", "xyz")]
