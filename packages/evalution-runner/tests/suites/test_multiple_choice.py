@@ -51,6 +51,18 @@ def test_four_ways_to_compare_choices() -> None:
         assert score(choices, outputs, gold) == expected
 
 
+@pytest.mark.parametrize(("name", "hint"), [("acc_nrom", "; did you mean 'acc_norm'?"), ("f1", "")])
+def test_a_metric_that_a_suite_of_choices_cant_measure_is_named(name: str, hint: str) -> None:
+    class Own(MultipleChoice):
+        metric_names = ("acc", name)
+
+    with pytest.raises(ConfigurationError) as caught:
+        Own(**OPTIONS)
+    assert str(caught.value) == (
+        f"suite Own: metric_names has {name!r}{hint} (possible: acc, acc_norm, acc_bytes, acc_token)"
+    )
+
+
 def test_characters_and_bytes_differ_outside_ascii() -> None:
     found = score(["ééé", "bbbb"], [(-3.0, 1), (-3.6, 1)], gold=0)
     assert (found["acc_norm"], found["acc_bytes"]) == (0.0, 1.0)

@@ -27,6 +27,7 @@ from evalution.suites.row_suite import FewshotRow
 from evalution.suites.suite import Sample
 from evalution_core import ConfigurationError, LoglikelihoodOutput, LoglikelihoodRequest
 from evalution_core.kinds import RequestKind
+from evalution_core.plugins import did_you_mean
 from evalution_core.requests import Message
 
 LEAST_CHOICES = 2
@@ -64,10 +65,22 @@ class ChoiceSuite(PromptedSuite[ChoiceSample, LoglikelihoodOutput]):
 
     request_kind = RequestKind.LOGLIKELIHOOD
     metric_names: ClassVar[Sequence[str]] = ("acc",)
+    known_metrics: ClassVar[Sequence[str]] = ("acc", "acc_norm", "acc_bytes", "acc_token")
+    """Those that `measures` makes; a subclass that overrides it may add its own."""
 
     @classmethod
     def describe_metrics(cls) -> Mapping[str, str]:
         return {name: _MEANINGS.get(name, "") for name in cls.metric_names}
+
+    def check_options(self) -> None:
+        super().check_options()
+        for name in self.metric_names:
+            if name not in self.known_metrics:
+                raise ConfigurationError(
+                    f"suite {type(self).__name__}: metric_names has {name!r}"
+                    f"{did_you_mean(name, self.known_metrics)} "
+                    f"(possible: {', '.join(self.known_metrics)})"
+                )
 
     @abstractmethod
     def choice_texts(self, row: Row) -> Sequence[str]:
@@ -229,6 +242,7 @@ class ClassificationSuite(ChoiceSuite):
     """
 
     classes: ClassVar[Sequence[str]]
+    known_metrics: ClassVar[Sequence[str]] = (*ChoiceSuite.known_metrics, *_OVER_ALL)
 
     def make_metrics(self) -> Mapping[str, Metric]:
         return {**super().make_metrics(), **self._over_all}
@@ -264,7 +278,7 @@ class MultipleChoice(LocalQuestions, ChoiceSuite):
     `ChoiceSuite`.
     """
 
-    metric_names: ClassVar[Sequence[str]] = ("acc", "acc_norm", "acc_bytes", "acc_token")
+    metric_names: ClassVar[Sequence[str]] = ChoiceSuite.known_metrics
 
     choices: Annotated[
         str | Sequence[str],
