@@ -174,4 +174,4 @@ def test_version_of_ray_is_reported_without_a_cluster() -> None:
     from importlib.metadata import version
 
     described: dict[str, Any] = RayReplicas(Mock(), 1).describe_runtime()
-    assert described == {"version": version("ray")}
+    assert described == {"version": f"ray {version('ray')}"}

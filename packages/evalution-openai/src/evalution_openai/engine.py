@@ -55,7 +55,7 @@ class OpenAICompatible(OpenAIOptions, BaseEngine):
         import httpx  # noqa: PLC0415 - only where it is used
 
         return {
-            "version": httpx.__version__,
+            "version": f"httpx {httpx.__version__}",
             "device": None,
             "base_url": self.to_dict()["base_url"],
         }

@@ -145,7 +145,7 @@ class RayReplicas(ReplicatedEngine):
 
     def describe_runtime(self) -> dict[str, Any]:
         """The version of Ray; no cluster is started or reached."""
-        return {"version": load_ray().__version__}
+        return {"version": f"ray {load_ray().__version__}"}
 
     def build(self, model: Model) -> RaySession:
         """Load `model` in all actors at the same time.

@@ -45,7 +45,7 @@ class Reference(ReferenceOptions, BaseEngine):
 
     def describe_runtime(self) -> dict[str, Any]:
         """Return the version of NumPy; the device is always the CPU."""
-        return {"version": numpy.__version__, "device": "cpu"}
+        return {"version": f"numpy {numpy.__version__}", "device": "cpu"}
 
     def build(self, model: Model) -> ReferenceSession:
         """Read the checkpoint.

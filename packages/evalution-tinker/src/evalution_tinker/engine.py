@@ -69,7 +69,7 @@ class Tinker(TinkerOptions, BaseEngine):
 
         import_tinker()
         return {
-            "version": read_client_version(),
+            "version": f"tinker {read_client_version()}",
             "device": None,
             "base_url": self.to_dict()["base_url"],
         }
