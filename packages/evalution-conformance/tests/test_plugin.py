@@ -6,6 +6,7 @@ import json
 import platform
 import re
 from importlib.metadata import version
+from pathlib import Path
 
 import pytest
 from packaging.version import Version
@@ -286,6 +287,19 @@ def test_report_names_another_build_of_a_required_distribution(
 )
 def test_report_has_a_line_for_each_entry_of_its_outer_levels(value: object, text: str) -> None:
     assert plugin.format_report(value) == text
+
+
+def test_report_names_no_folder_of_the_machine(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    home = tmp_path / 'al "ice"'
+    project = home / "project"
+    project.mkdir(parents=True)
+    monkeypatch.chdir(project)
+    monkeypatch.setattr(Path, "home", lambda: home)
+    paths = [project / "model", home / "model", tmp_path / "model", Path(f"{home}s")]
+    shown = json.loads(plugin.shorten_paths(json.dumps([str(path) for path in paths])))
+    assert shown == ["./model", "~/model", str(tmp_path / "model"), f"{home}s"]
 
 
 def test_only_the_chosen_groups_and_checks_are_collected(pytester: pytest.Pytester) -> None:

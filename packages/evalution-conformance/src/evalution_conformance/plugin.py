@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import json
+import os
 import platform
 from collections import Counter
 from collections.abc import Generator, Iterable
@@ -196,7 +197,8 @@ class Report:
             "engines": list(self._classes.values()),
         }
         self._file.parent.mkdir(parents=True, exist_ok=True)
-        self._file.write_text(format_report(written) + "\n", encoding="utf-8")
+        text = shorten_paths(format_report(written))
+        self._file.write_text(text + "\n", encoding="utf-8")
 
     def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
         """Print a line for each class, and one in full length for each of its failures."""
@@ -240,6 +242,15 @@ def format_report(part: object, *, levels: int = 4, indent: str = "") -> str:
         opening, closing = "[", "]"
     joined = f",\n{inner}".join(entries)
     return f"{opening}\n{inner}{joined}\n{indent}{closing}"
+
+
+def shorten_paths(report: str) -> str:
+    """Return JSON with `.` and `~` in place of the working and the home folder, for publication."""
+    for folder, sign in ((Path.cwd(), "."), (Path.home(), "~")):
+        if folder != folder.parent:
+            named, short = (json.dumps(start + os.sep)[1:-1] for start in (str(folder), sign))
+            report = report.replace(named, short)
+    return report
 
 
 def describe_platform() -> str:
