@@ -17,6 +17,7 @@ import signal
 import sys
 import tempfile
 import time
+import traceback
 from pathlib import Path
 from typing import Any
 
@@ -58,6 +59,8 @@ def start(folder: Path, workers: int = 0) -> int:
     try:
         run(folder, workers)
         status = 0
+    except BaseException:  # noqa: BLE001 - it is shown, and the process ends
+        traceback.print_exc()
     finally:
         os._exit(status)
 

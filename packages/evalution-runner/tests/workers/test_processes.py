@@ -87,6 +87,14 @@ def test_end_of_a_worker_is_noticed_while_its_fork_holds_the_pipe(
     assert output.finish_reason == "length"
 
 
+def test_question_about_a_session_is_asked_again_on_fresh_workers(
+    build: Build, engines: Any, tmp_path: Path, processes: Any
+) -> None:
+    session = build(engines.Undescribable(folder=str(tmp_path)))
+    assert session.describe_execution()["batching"] == "continuous"
+    assert len(processes.builders(tmp_path)) == 3
+
+
 @posix
 def test_crashing_request_is_found_with_its_stack(build: Build, engines: Any) -> None:
     failed = answered(build(engines.Troubled("crash")), 200, poison=77)

@@ -108,6 +108,28 @@ class TroubledSession(MockSession):
 
 
 @dataclass(slots=True)
+class Undescribable(Troubled):
+    """Ends its process when it describes itself, the first `ends` times; needs `folder`."""
+
+    ends: int = 2
+
+    def build(self, model: Model) -> TroubledSession:
+        Troubled.build(self, model)
+        return UndescribableSession(self)
+
+
+class UndescribableSession(TroubledSession):
+    def __init__(self, engine: Undescribable):
+        super().__init__(engine)
+        self._folder, self._ends = engine.folder, engine.ends
+
+    def describe_execution(self) -> dict[str, Any]:
+        if len(os.listdir(self._folder)) <= self._ends:
+            os._exit(3)
+        return super().describe_execution()
+
+
+@dataclass(slots=True)
 class Unbuildable(BaseEngine):
     """Fails to build in one way or another; `folder` as for `Troubled`."""
 

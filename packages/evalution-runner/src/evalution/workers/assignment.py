@@ -15,12 +15,14 @@ from evalution_core import EvalutionError
 _DEFAULT_CAP = 16
 _CRASHES_ALONE = 2
 """One crash alone may have another cause: a worker can be killed from outside."""
+_CRASHES_WITHOUT_REQUEST = 5
+"""More, as a failed question about the session ends the run, and it holds nothing poisonous."""
 
 
 class PoisonRequestFinder:
     """Jobs that were in flight when a worker or its session failed, each to be run again alone.
 
-    A job that ends a worker or session twice, alone, is poisonous; all others are answered.
+    A request that ends a worker or session twice, alone, is poisonous; all others are answered.
     """
 
     def __init__(self) -> None:
@@ -30,9 +32,11 @@ class PoisonRequestFinder:
         """Note that a worker ended while it ran just these; return the one that is poisonous."""
         wanted = [job for job in jobs if not job.is_dropped]
         if len(jobs) == 1 and wanted:
-            wanted[0].crashes_alone += 1
-            if wanted[0].crashes_alone >= _CRASHES_ALONE:
-                return wanted[0]
+            job = wanted[0]
+            job.crashes_alone += 1
+            most = _CRASHES_ALONE if job.has_request else _CRASHES_WITHOUT_REQUEST
+            if job.crashes_alone >= most:
+                return job
         self._waiting.extend(wanted)
         return None
 

@@ -28,11 +28,13 @@ class Job(ABC):
 
     `started` is the scheduler's time when the session took it or was last seen at work on it;
     `is_running` if it was. `crashes_alone` counts the workers that ended while they ran it alone.
+    Without a request (`has_request`) it only asks about the session.
     """
 
     payload: bytes
     number: int = field(default_factory=lambda: next(_numbers))
     crashes_alone: int = 0
+    has_request: bool = True
     started: float | None = None
     is_running: bool = False
     is_dropped: bool = False
@@ -62,7 +64,8 @@ class CallJob(Job):
 
 def make_call_job(method: str, *arguments: Any, **options: Any) -> CallJob:
     """Make a call of the session's method, or of its tokenizer's `encode` or `decode`."""
-    return CallJob(pickle.dumps((arguments, options)), method=method)
+    content = pickle.dumps((arguments, options))
+    return CallJob(content, has_request=bool(arguments), method=method)
 
 
 @dataclass(eq=False, slots=True, kw_only=True)

@@ -294,6 +294,9 @@ class Scheduler:
         _reset(lost)
         if poisonous := self._assignment.poison.report_crash(lost):
             text = f"a worker that ran this request alone {end.reason}, twice"
+            if not poisonous.has_request:
+                text = f"a worker that was asked about its session {end.reason}, "
+                text += f"{poisonous.crashes_alone} times"
             poisonous.fail(_make_error(text, end, poisonous))
 
     def _retire_or_restart(self, slot: WorkerSlot, end: WorkerExit) -> None:
