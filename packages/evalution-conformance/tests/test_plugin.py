@@ -292,14 +292,20 @@ def test_report_has_a_line_for_each_entry_of_its_outer_levels(value: object, tex
 def test_report_names_no_folder_of_the_machine(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    home = tmp_path / 'al "ice"'
+    home = tmp_path / "alice"
     project = home / "project"
     project.mkdir(parents=True)
     monkeypatch.chdir(project)
     monkeypatch.setattr(Path, "home", lambda: home)
-    paths = [project / "model", home / "model", tmp_path / "model", Path(f"{home}s")]
-    shown = json.loads(plugin.shorten_paths(json.dumps([str(path) for path in paths])))
-    assert shown == ["./model", "~/model", str(tmp_path / "model"), f"{home}s"]
+    kept = [f"{home}s/model", str(tmp_path / "model"), f"/mnt{home}/model"]
+    report = {
+        "model": str(project / "model"),
+        "detail": f"no such file:\n{home}/model",
+        "kept": kept,
+    }
+    assert plugin.shorten_paths([report]) == [
+        {"model": "./model", "detail": "no such file:\n~/model", "kept": kept}
+    ]
 
 
 def test_only_the_chosen_groups_and_checks_are_collected(pytester: pytest.Pytester) -> None:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import inspect
 import json
-import os
 import platform
+import re
 from collections import Counter
 from collections.abc import Generator, Iterable
 from datetime import date
@@ -197,7 +197,7 @@ class Report:
             "engines": list(self._classes.values()),
         }
         self._file.parent.mkdir(parents=True, exist_ok=True)
-        text = shorten_paths(format_report(written))
+        text = format_report(shorten_paths(written))
         self._file.write_text(text + "\n", encoding="utf-8")
 
     def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
@@ -244,13 +244,18 @@ def format_report(part: object, *, levels: int = 4, indent: str = "") -> str:
     return f"{opening}\n{inner}{joined}\n{indent}{closing}"
 
 
-def shorten_paths(report: str) -> str:
-    """Return JSON with `.` and `~` in place of the working and the home folder, for publication."""
-    for folder, sign in ((Path.cwd(), "."), (Path.home(), "~")):
-        if folder != folder.parent:
-            named, short = (json.dumps(start + os.sep)[1:-1] for start in (str(folder), sign))
-            report = report.replace(named, short)
-    return report
+def shorten_paths(part: object) -> object:
+    """Return it with `.` and `~` in place of the working and the home folder, for publication."""
+    if isinstance(part, dict):
+        named = cast("dict[str, object]", part)
+        return {key: shorten_paths(value) for key, value in named.items()}
+    if isinstance(part, list):
+        return [shorten_paths(value) for value in cast("list[object]", part)]
+    if isinstance(part, str):
+        for folder, sign in ((Path.cwd(), "."), (Path.home(), "~")):
+            if folder != folder.parent:
+                part = re.sub(rf"(?<![\w.-]){re.escape(str(folder))}(?=[/\\])", sign, part)
+    return part
 
 
 def describe_platform() -> str:

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from evalution.workers.assignment import PoisonRequestFinder
-from evalution.workers.jobs import CallJob, make_call_job
+from evalution.workers.jobs import CallJob
 
 
 @dataclass(eq=False, slots=True)
@@ -52,15 +52,6 @@ def test_one_crash_alone_proves_nothing() -> None:
     request = make_request()
     assert poison.report_crash([request]) is None
     assert poison.next() is request
-
-
-def test_question_without_a_request_is_given_up_later() -> None:
-    poison = PoisonRequestFinder()
-    question = make_call_job("describe_execution")
-    for _ in range(4):
-        assert poison.report_crash([question]) is None
-        assert poison.next() is question
-    assert poison.report_crash([question]) is question
 
 
 def test_dropped_jobs_are_not_run_again() -> None:

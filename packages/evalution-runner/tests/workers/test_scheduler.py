@@ -141,6 +141,19 @@ def test_calls_are_answered_by_any_worker(stage: Any) -> None:
     assert [job.result.result(0) for job in jobs] == ["identity", "identity"]
 
 
+def test_question_about_a_session_outlives_four_workers(stage: Any) -> None:
+    play = stage(1)
+    job = make_call_job("describe_execution")
+    play.scheduler.submit(job)
+    for _ in range(5):
+        assert not job.result.done()
+        (worker,) = play.alive
+        worker.end("was killed by SIGKILL")
+        play.restart()
+    text = "a worker that was asked about its session was killed by SIGKILL, 5 times"
+    assert str(job.result.exception(timeout=0)) == text
+
+
 def test_request_without_progress_ends_its_worker(stage: Any) -> None:
     play, chance = stage(1), random.Random(0)
     stream = play.stream()
