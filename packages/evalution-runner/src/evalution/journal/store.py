@@ -160,9 +160,12 @@ class Journal:
                 found = self._connection.execute(_FIND, (key,)).fetchone()
             except sqlite3.Error as error:
                 raise to_journal_error(self.path, error) from error
+        # Damage that SQLite can't see, even another type: the answer is computed again.
+        if found is None or not isinstance(found[0], bytes):
+            return None
         try:
-            return None if found is None else found[0].decode("utf-8", "surrogatepass")
-        except UnicodeDecodeError:  # damage that SQLite can't see: the answer is computed again
+            return found[0].decode("utf-8", "surrogatepass")
+        except UnicodeDecodeError:
             return None
 
     def record(self, key: bytes, encoded: str, *, suite: str, row: int, position: int) -> None:
