@@ -307,3 +307,14 @@ def test_deleting_removes_all_files(path: Path) -> None:
     assert path.with_name(f"{path.name}-wal").exists()
     Journal.delete(path)
     assert list(path.parent.iterdir()) == []
+
+
+@pytest.mark.parametrize("damaged", [7, "text", b"\xff\xfe"])
+def test_answer_that_damage_changed_is_not_found(path: Path, damaged: object) -> None:
+    with Journal.create(path) as journal:
+        record(journal, KEY, "1")
+    with sqlite3.connect(path) as connection:
+        connection.execute("UPDATE answers SET answer = ?", (damaged,))
+    connection.close()
+    with Journal.open(path) as journal:
+        assert journal.find(KEY) is None
