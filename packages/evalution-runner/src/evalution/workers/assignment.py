@@ -16,7 +16,7 @@ _DEFAULT_CAP = 16
 _CRASHES_ALONE = 2
 """One crash alone may have another cause: a worker can be killed from outside."""
 _CRASHES_WITHOUT_REQUEST = 5
-"""More, as a failed question about the session ends the run, and it holds nothing poisonous."""
+"""Of a call that only asks about the session: it holds no poison, and its failure ends a run."""
 
 
 class PoisonRequestFinder:
