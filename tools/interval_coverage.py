@@ -183,12 +183,13 @@ def make_intervals(
     logprobs = words * (np.array(left) - 2 + 0.3 * draw.normal(size=len(groups)))
     rows = [Measure(value) for value in left]
     texts = [*map(Measure, logprobs.tolist(), words.tolist())]
-    difference = clustered_t_test(left, right, groups, higher_is_better=True).interval
+    ends = (0.0, 1.0)
+    difference = clustered_t_test(left, right, groups, ends, higher_is_better=True)
     return (
         Mean().estimate(rows, groups).interval,
         WeightedPerplexity().estimate(texts, groups).interval,
-        difference,
-        open_end(difference),
+        difference.interval,
+        open_end(difference.cautious_interval),
         Mean().estimate(rows).interval,
         open_end(mcnemar(left, right, higher_is_better=True).interval),
     )

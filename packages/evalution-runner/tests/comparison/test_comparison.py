@@ -298,6 +298,32 @@ def test_failed_rows_count_in_the_scores_and_in_no_test() -> None:
     assert (metric.test.pairs, metric.test.left_better) == (3, 0)
 
 
+def test_p_that_favours_the_worse_score_is_no_evidence_for_it() -> None:
+    left = run([sample(n, float(n < 80)) for n in range(100)])
+    right = run(
+        [sample(n, 0.0, error="died") for n in range(20)]
+        + [sample(n, float(n < 92)) for n in range(20, 100)]
+    )
+    found = compare(left, right)
+    (metric,) = found["s"].metrics
+    assert (metric.winner, metric.is_contradicted, metric.shown_interval) == ("left", True, None)
+    assert metric.test is not None
+    assert metric.test.p_value is not None
+    assert metric.test.p_value < 0.05
+    cells = [[*column.cells] for column in make_comparison_table(found, width=120).columns]
+    assert [name for (name,) in cells[2:]] == [
+        "0.8000", "0.7200", "-0.0800", "left", f"{metric.test.p_value:.4f}", "mcnemar"
+    ]  # fmt: skip
+    assert (
+        "s: acc is better in the left run, and the rows that p is of favour the other: p is no "
+        "evidence for this difference"
+    ) in list_remarks(found)
+    assert not compare(left, left)["s"].metrics[0].is_contradicted
+    (metric,) = compare(left, run([sample(n, float(n < 60)) for n in range(100)]))["s"].metrics
+    assert metric.test is not None
+    assert (metric.is_contradicted, metric.shown_interval) == (False, metric.test.interval)
+
+
 def test_run_without_samples_is_compared_by_its_scores() -> None:
     left, right = run([sample(0), sample(1, 0.0)]), run([sample(0), sample(1)])
     left.suites[0].kept_samples = None

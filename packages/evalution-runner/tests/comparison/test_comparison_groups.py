@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
+from itertools import product
 from random import Random
 
 import pytest
@@ -174,6 +176,40 @@ def test_rows_that_are_all_the_same_have_the_interval_of_their_groups() -> None:
 def test_groups_that_all_lose_as_much_are_as_many_coins() -> None:
     found = clustered_t_test([0.5] * 6, [0.25] * 6, [0, 0, 1, 1, 2, 2], higher_is_better=True)
     assert (found.p_value, found.interval) == (coin_p(3, 0), None)
+
+
+def test_changes_that_cancel_within_groups_are_none() -> None:
+    after = [0.6, 0.7, 0.2] * 20
+    groups = [row // 3 for row in range(60)]
+    found = clustered_t_test([0.5] * 60, after, groups, higher_is_better=True)
+    assert (found.difference, found.p_value) == (0.0, 1.0)
+    assert found.interval == mcnemar([1.0] * 20, [1.0] * 20, higher_is_better=True).interval
+
+
+def test_interval_of_a_difference_is_within_what_scores_allow() -> None:
+    found = clustered_t_test([1.0, 0.0], [0.0, 0.0], [0, 1], (0.0, 1.0), higher_is_better=True)
+    assert found.cautious_interval is not None
+    assert found.cautious_interval[0] == -1.0
+
+
+@pytest.mark.parametrize(("size", "loss"), [(10, 0.08), (10, 0.12), (50, 0.05), (50, 0.2)])
+@pytest.mark.parametrize("part", [1.0, 0.3])
+def test_few_large_groups_may_lose_what_many_small_ones_havent(
+    size: int, loss: float, part: float
+) -> None:
+    """A group loses its part or nothing: over every outcome, up to 50 % went unnoticed."""
+    small, large, missed = 90, 10, 0.0
+    groups = [*range(small), *(small + number // size for number in range(large * size))]
+    left = [1.0] * len(groups)
+    for few, many in product(range(small + 1), range(large + 1)):
+        ways = math.comb(small, few) * math.comb(large, many)
+        chance = ways * loss ** (few + many) * (1 - loss) ** (small + large - few - many)
+        if chance > 1e-6:
+            right = [1 - part * (each < few or 0 <= each - small < many) for each in groups]
+            test = clustered_t_test(left, right, groups, (0.0, 1.0), higher_is_better=True)
+            assert test.cautious_interval is not None
+            missed += chance * (-test.cautious_interval[0] <= part * loss)
+    assert missed <= 0.03
 
 
 def judge(left: Values, right: Values, groups: Names, loss: float) -> Check:

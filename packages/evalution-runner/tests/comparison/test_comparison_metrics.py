@@ -17,6 +17,7 @@ from evalution.scoring.metrics import (
     Measure,
     MeasureAccumulator,
     Metric,
+    Ratio,
     Score,
     WeightedPerplexity,
     make_prediction,
@@ -37,12 +38,18 @@ def scored(seed: int) -> list[Measure]:
     return [Measure(-chance.uniform(1, 4) * (row % 7 + 1), row % 7 + 1) for row in range(ROWS)]
 
 
-def run(metric: Metric, measures: Sequence[Measure]) -> RunResult:
+def run(
+    metric: Metric, measures: Sequence[Measure], groups: Sequence[str] | None = None
+) -> RunResult:
     """What the runner makes of such measures."""
     tally = MeasureAccumulator({"score": metric})
     samples = [
-        SampleResult("s", row, metrics=tally.record(row, Score({"score": measure})))
-        for row, measure in enumerate(measures)
+        SampleResult(
+            "s", row, metrics=tally.record(row, Score({"score": measure}), group), group=group
+        )
+        for row, (measure, group) in enumerate(
+            zip(measures, groups or [None] * len(measures), strict=True)
+        )
     ]
     suite = SuiteResult(
         name="s",
@@ -89,6 +96,50 @@ def test_score_over_all_rows_is_tested_by_the_rows_that_are_better(
     assert after is not None
     assert found.difference == pytest.approx(after - before)
     assert found.winner == ("right" if (after > before) == metric.higher_is_better else "left")
+
+
+def test_one_row_that_got_far_worse_contradicts_the_many_that_got_better() -> None:
+    left = [Measure(-20.0, 10.0)] * ROWS
+    right = [Measure(-19.9, 10.0)] * (ROWS - 1) + [Measure(-2000.0, 10.0)]
+    metric = WeightedPerplexity()
+    (found,) = compare(run(metric, left), run(metric, right))["s"].metrics
+    assert (found.winner, found.is_contradicted) == ("left", True)
+    (found,) = compare(run(metric, left), run(metric, right[:-1] + left[:1]))["s"].metrics
+    assert (found.winner, found.is_contradicted) == ("right", False)
+
+
+@pytest.mark.parametrize(
+    ("metric", "row"),
+    [
+        (F1(), make_prediction(1, 1)),
+        (MatthewsCorrelation(), make_prediction(1, 1)),
+        (WeightedPerplexity(), Measure(-2.0, 1.0)),
+        (Ratio(), Measure(2.0, 2.0)),
+    ],
+)
+def test_score_that_equals_the_mean_of_perfect_rows_is_no_mean(
+    metric: Metric, row: Measure
+) -> None:
+    perfect = run(metric, [row] * (ROWS - 1) + [make_prediction(0, 0) if metric == F1() else row])
+    (found,) = compare(perfect, perfect)["s"].metrics
+    assert found.test is not None
+    assert (found.test.name, found.test.difference) == ("sign", None)
+
+
+def test_groups_that_p_counts_decide_whether_it_contradicts_the_score() -> None:
+    metric, groups = WeightedPerplexity(), [*map(str, range(10)), *["big"] * 20]
+    before = [Measure(-3.0, 1.0)] * 30
+
+    def judge(small: float, big: float) -> tuple[str | None, bool, float | None]:
+        after = [Measure(small if group != "big" else big, 1.0) for group in groups]
+        left, right = (run(metric, side, groups) for side in (before, after))
+        (found,) = compare(left, right)["s"].metrics
+        assert found.test is not None
+        return found.winner, found.is_contradicted, found.test.p_value
+
+    p_value = pytest.approx(coin_p(1, 10))
+    assert judge(-3.1, -1.0) == ("right", True, p_value)  # ten groups got worse, one far better
+    assert judge(-1.0, -3.001) == ("right", False, p_value)
 
 
 @pytest.mark.parametrize("metric", [F1(), MatthewsCorrelation()])

@@ -17,12 +17,15 @@ from evalution.cli.program import app
 from evalution.comparison import compare
 from evalution.comparison.gate import (
     Check,
+    Decision,
     Policy,
     SuitePolicy,
     decide,
     describe_decision,
+    make_gate_table,
     read_policy,
 )
+from evalution.comparison.significance import clustered_t_test
 from evalution.fidelity.measurement import FidelityOptions, measure_fidelity
 from evalution.fidelity.result import Arm, Estimate, FidelityResult
 from evalution.fidelity.store import write_fidelity
@@ -59,23 +62,63 @@ def test_loss_within_the_margin_ships() -> None:
     check = judge([1.0] * 990 + [0.0] * 10, [1.0] * 989 + [0.0] * 11, 0.01)
     assert check.verdict == "ship"
     assert check.loss == pytest.approx(0.001)
-    assert check.reason == "loses at most 0.00376, within 0.01"
+    assert check.reason == "loses at most 0.00564, within 0.01"
 
 
 def test_loss_beyond_the_margin_is_blocked() -> None:
     check = judge([1.0] * 1000, [1.0] * 950 + [0.0] * 50, 0.01)
     assert check.verdict == "block"
-    assert check.reason == "loses at least 0.0363, more than 0.01"
+    assert check.reason == "loses at least 0.0381, more than 0.01"
 
 
 def test_too_few_rows_decide_nothing_and_their_number_is_advised() -> None:
     check = judge([1.0] * 100, [1.0] * 98 + [0.0] * 2, 0.03)
     assert check.verdict == "undecided"
     assert check.reason == (
-        "loses between -0.0135 and 0.0527, so that 0.03 can't be judged; about 1,100 rows would do"
+        "loses between -0.0177 and 0.07, so that 0.03 can't be judged; about 1,100 rows would do"
     )
     at = judge([1.0] * 100, [1.0] * 98 + [0.0] * 2, 0.02)
     assert at.reason.endswith("the loss is at the margin, where more rows don't help")
+
+
+@pytest.mark.parametrize(
+    ("rows", "lost", "margin", "advised"),
+    [
+        (100, 2, 0.03, 1100),
+        (1000, 23, 0.02, 8400),
+        (1000, 23, 0.03, 2300),
+        (20, 0, 0.02, 190),
+        (7, 2, 0.01, 15),
+        (10, 1, 0.2, 62),
+    ],
+)
+def test_as_many_rows_as_advised_would_do(
+    rows: int, lost: int, margin: float, advised: int
+) -> None:
+    check = judge([1.0] * rows, [0.0] * lost + [1.0] * (rows - lost), margin)
+    assert check.reason.endswith(f"about {advised:,} rows would do")
+    for share, is_decided in ((1.2, True), (0.8, False)):
+        count = round(share * advised)
+        wrong = round(count * lost / rows)
+        more = judge([1.0] * count, [0.0] * wrong + [1.0] * (count - wrong), margin)
+        assert (more.verdict != "undecided") == is_decided
+
+
+def test_few_graded_rows_that_hardly_change_prove_little() -> None:
+    assert judge([0.5] * 5, [0.5] * 4 + [0.49], 0.02).verdict == "undecided"
+    assert judge([0.5] * 2, [0.5, 0.49999], 0.5).verdict == "undecided"
+    assert judge([0.5] * 500, [0.5] * 400 + [0.49] * 100, 0.02).verdict == "ship"
+    assert judge([0.5] * 500, [0.45] * 500, 0.02).verdict == "block"
+    for change in (0.0, 0.001):  # 3.84/(n + 3.84) is what rows without a change prove
+        after = [0.5] * 499 + [0.5 - change]
+        assert judge([0.5] * 500, after, 0.0075).verdict == "undecided"
+        assert judge([0.5] * 500, after, 0.0077).verdict == "ship"
+    groups = [number // 4 for number in range(20)]
+    test = clustered_t_test([0.5] * 20, [0.5] * 19 + [0.49], groups, higher_is_better=True)
+    assert test.interval is not None
+    assert test.interval[0] > -0.01
+    assert test.cautious_interval is not None
+    assert test.cautious_interval[0] < -0.3
 
 
 def test_loss_of_an_error_rate_is_its_rise() -> None:
@@ -94,6 +137,46 @@ def test_equal_scores_ship_if_they_are_of_many_rows() -> None:
     assert judge([0.5, 0.25] * 200, [0.5, 0.25] * 200, 0.01).verdict == "ship"
 
 
+def test_scale_that_reaches_below_the_observed_scores_counts_as_a_whole() -> None:
+    left, right = make_run([0.0] * 400), make_run([0.0] * 400)
+    for run in (left, right):
+        metrics = run.suites[0].metrics
+        metrics["acc"] = replace(metrics["acc"], row_range=(-5.0, 0.0))
+    (check,) = decide(Policy(loss=0.02), compare(left, right)).checks
+    assert check.verdict == "undecided"  # 3.84/403.84 of a scale of 5
+    assert check.interval == pytest.approx((-0.0476, 0.0476), abs=1e-4)
+    assert decide(Policy(loss=0.048), compare(left, right)).verdict == "ship"
+
+
+def test_row_with_a_score_on_one_side_only_leaves_a_suite_undecided() -> None:
+    left, right = make_run([1.0] * 400), make_run([1.0] * 400)
+    right.suites[0].kept_samples = [
+        replace(sample, metrics={}) if sample.index == 3 else sample
+        for sample in right["s"].samples
+    ]
+    (check,) = decide(Policy(loss=0.1), compare(left, right)).checks
+    assert (check.verdict, check.reason) == (
+        "undecided",
+        "1 rows have a finite acc on one side only; run both sides alike, or name another `metric`",
+    )
+
+
+def test_score_whose_rows_have_none_is_no_mean_of_them() -> None:
+    left, right = make_run([1.0] * 400), make_run([1.0] * 400)
+    for run in (left, right):
+        samples = [replace(sample, metrics={}) for sample in run["s"].samples]
+        run.suites[0].kept_samples = samples
+    (check,) = decide(Policy(loss=0.1), compare(left, right)).checks
+    assert check.reason.startswith("acc is no mean of its rows, so the loss has no interval")
+
+
+def test_loss_of_nothing_has_no_sign() -> None:
+    check = judge([1.0] * 400, [1.0] * 400, 0.1)
+    negative = replace(check, loss=-0.0, interval=(-0.0, 0.1))
+    cells = [[*column.cells] for column in make_gate_table(Decision([negative])).columns]
+    assert [cell for (cell,) in cells[2:4]] == ["0", "0 to 0.1"]
+
+
 def test_file_of_samples_that_is_missing_is_named() -> None:
     left, right = make_run([1.0] * 9), make_run([1.0] * 9)
     right.suites[0].kept_samples = None
@@ -107,6 +190,7 @@ def test_file_of_samples_that_is_missing_is_named() -> None:
     [
         ([1.0, 1.0, 1.0], [1.0, 1.0, None], {}, "1 rows failed on a side; `evalution run"),
         ([1.0, 1.0, 1.0], [1.0, 1.0], {}, "1 rows of the baseline are missing; finish the cand"),
+        ([1.0, 1.0], [1.0, 1.0, 0.0], {}, "1 rows of the candidate are missing in the baseline's"),
         ([0.5, 0.2], [0.5, 0.1], {"score": 9.0}, "acc is no mean of its rows, so the loss has no"),
         ([0.5], [0.25], {}, "there are too few rows for an interval"),
     ],
@@ -125,6 +209,14 @@ def test_suite_that_the_candidate_lacks_decides_nothing() -> None:
     assert [*describe_decision(decision)] == [
         "undecided: s, acc: the candidate's run lacks the suite; it is interrupted"
     ]
+
+
+def test_metric_that_the_candidate_lacks_decides_nothing() -> None:
+    candidate = make_run([1.0] * 50)
+    candidate.suites[0].metrics["f1"] = candidate.suites[0].metrics.pop("acc")
+    (check,) = decide(Policy(loss=0.1), compare(make_run([1.0] * 50), candidate)).checks
+    assert check.verdict == "undecided"
+    assert check.reason == "the candidate's run has no metric 'acc'; run both sides alike"
 
 
 def test_advisory_suite_is_shown_and_decides_nothing() -> None:
@@ -151,6 +243,8 @@ def test_blocking_allows_for_the_number_of_checks() -> None:
     )
     assert alone.verdict == "block"
     assert decide(Policy(loss=0.012), many).verdict == "undecided"
+    advisory = {suite.name: SuitePolicy(advisory=True) for suite in others}
+    assert decide(Policy(loss=0.012, suites=advisory), many).verdict == "block"
 
 
 @pytest.fixture(scope="module")
@@ -178,6 +272,9 @@ def with_kl(
         (Estimate(0.002, 0.001, 0.003), True, "undecided"),
         (Estimate(0.02, 0.015, 0.03), True, "block"),
         (Estimate(0.002, None, None), False, "undecided"),
+        (Estimate(0.002, 0.002, 0.002), False, "undecided"),
+        (Estimate(0.02, 0.02, 0.02), False, "undecided"),
+        (Estimate(0.0, 0.0, 0.0), False, "ship"),
     ],
 )
 def test_divergence_is_held_against_its_margin(
@@ -192,6 +289,27 @@ def test_with_a_control_only_the_divergence_beyond_it_counts(measurement: Fideli
     found = with_kl(measurement, Estimate(0.1, 0.09, 0.11), contrast=contrast)
     (check,) = decide(Policy(kl=0.01), measurements=[found]).checks
     assert (check.figure, check.loss, check.verdict) == ("kl beyond the control", 0.001, "ship")
+
+
+@pytest.mark.parametrize("side", ["candidate", "control"])
+def test_difference_of_lower_bounds_decides_nothing(measurement: FidelityResult, side: str) -> None:
+    contrast = Estimate(0.04, 0.03, 0.05)
+    arm = measurement.overall.candidate
+    bounded = replace(arm, divergence=replace(arm.divergence, is_lower_bound=True))
+    arms = {"candidate": arm, "control": arm} | {side: bounded}
+    found = replace(measurement, overall=replace(measurement.overall, contrast=contrast, **arms))
+    (check,) = decide(Policy(kl=0.02), measurements=[found]).checks
+    assert check.verdict == "undecided"
+    assert "what lower bounds differ by bounds nothing; measure with engines that" in check.reason
+
+
+def test_further_checks_widen_the_interval_of_a_divergence_by_its_logarithm(
+    measurement: FidelityResult,
+) -> None:
+    found = with_kl(measurement, Estimate(0.2, 0.04, 1.0, 4.0))
+    policy = Policy(kl=0.01, log_ppl_ratio=1.0, other_top=1.0)
+    check = decide(policy, measurements=[found]).checks[0]
+    assert (check.verdict, check.reason) == ("block", "loses at least 0.0201, more than 0.01")
 
 
 def test_infinite_divergence_is_blocked_unless_the_control_has_as_much(
@@ -274,6 +392,11 @@ def test_baseline_that_is_not_finished_is_refused() -> None:
         ("suites: {s: {metrics: acc}}", r"SuitePolicy has no option 'metrics'; did you mean 'me"),
         ("suites: {s: 1}", r"suite 's' of .*policy.yaml must be a mapping of names to values, but"),
         ("suites: {t: {loss: 1}}", r"the baseline has no suite 't', which the policy names"),
+        (
+            "suites: {s: {metric: acc}}",
+            r"suite 's' has no margin: give it `loss`, or the policy a general one",
+        ),
+        ("suites: {s: {advisory: true}}", r"suite 's' has no margin: give it `loss`"),
         (
             "suites: {s: {loss: 1, metric: ac}}",
             r"no metric 'ac'; did you mean 'acc'\?",

@@ -48,6 +48,26 @@ def test_perplexities_are_those_of_lm_eval() -> None:
     assert bits == pytest.approx(4.600508920281562, rel=1e-15)
 
 
+@pytest.mark.parametrize("groups", [None, (0, 0, 1, 1), (0, 1, 2, 3)])
+@pytest.mark.parametrize(
+    ("found", "mean"),
+    [
+        ([1e308] * 4, 1e308),
+        ([1e308, 1e308, -1e308, -1e308], 0.0),
+        ([math.inf, 1.0, 1.0, 1.0], math.inf),
+        ([math.inf, -math.inf, 1.0, 1.0], None),
+        ([1e308, 1e308, math.inf, -math.inf], None),
+    ],
+)
+def test_scores_beyond_all_floats_have_a_mean_or_none(
+    found: list[float], mean: float | None, groups: Groups
+) -> None:
+    rows = [Measure(value) for value in found]
+    assert Mean().estimate(rows, groups).value == mean
+    bits = BitsPerWeight().estimate(rows, groups).value
+    assert (bits is None) == (mean is None)
+
+
 @given(st.lists(st.floats(-30, 0), min_size=2, max_size=50))
 def test_with_a_weight_of_one_it_is_the_perplexity_of_answers(logprobs: list[float]) -> None:
     found = WeightedPerplexity().estimate([Measure(logprob) for logprob in logprobs])
@@ -219,3 +239,30 @@ def test_other_intervals_keep_to_a_metrics_bounds_and_are_never_a_point() -> Non
         assert Mean().estimate([*map(Measure, alike)]).interval is None
     found = WeightedPerplexity().estimate([Measure(-1.0), Measure(-3.0)])
     assert found.interval == pytest.approx((math.exp(0.04), math.exp(3.96)), rel=1e-3)
+
+
+def test_huge_scores_have_no_standard_error() -> None:
+    rows = [Measure(1e200), Measure(0.0), Measure(1.0)]
+    for groups in (None, [0, 1, 2]):
+        for metric in (Mean(), BitsPerWeight()):
+            found = metric.estimate(rows, groups)
+            assert found.value is not None
+            assert (found.stderr, found.interval) == (None, None)
+
+
+def test_only_a_mean_has_a_range_of_its_rows() -> None:
+    metrics = {
+        "acc": Mean(),
+        "judge": Mean(failed=None, least=-5.0, largest=0.0),
+        "seconds": Mean(largest=0.0),
+        "f1": F1(),
+        "ppl": WeightedPerplexity(),
+    }
+    found = MeasureAccumulator(metrics).results()
+    assert {name: result.row_range for name, result in found.items()} == {
+        "acc": (0.0, 1.0),
+        "judge": (-5.0, 0.0),
+        "seconds": (None, None),
+        "f1": None,
+        "ppl": None,
+    }

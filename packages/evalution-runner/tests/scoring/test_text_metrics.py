@@ -225,6 +225,80 @@ def test_target_that_judges_nothing_is_refused(
 
 
 @pytest.mark.parametrize(
+    ("target", "counted"),
+    [
+        ("3,14", "14"),
+        ("-3,14", "14"),
+        ("1.234,56 €", "56"),
+        ("1.234.567", "1.234"),
+        ("1'000", "000"),
+        ("1 000", "000"),
+        ("2 1/2", "1/2"),
+        ("12:30", "30"),
+        ("10^6", "6"),
+        ("5²", "5"),
+        ("12/0", "0"),
+        ("(3, 4)", "4"),
+        ("3,14 kg", "14"),
+        ("1 000 EUR", "000"),
+        ("2½ cups", "2"),
+        (r"\frac{1}{2}", "2"),
+        (r"2\sqrt{3}", "3"),
+        ("5 m^2", "2"),
+        ("72 (36*2)", "2"),
+        ("1.234.567 people", "1.234"),
+        ("EUR1,000", "000"),
+        ("EUR1 000", "000"),
+        ("at12:30", "30"),
+        ("12h30", "12"),
+        ("0x1F", "0"),
+        ("1_000", "1"),
+        ("5e1234", "5"),
+        ("3万", "3"),
+        ("7₂", "7"),
+        ("(5)²", "5"),
+        ("2 ½", "2"),
+        ("2 and ½ cups", "2"),
+    ],
+)
+def test_target_that_is_several_numbers_is_refused(target: str, counted: str) -> None:
+    with pytest.raises(ConfigurationError) as caught:
+        Number().check_target(target)
+    assert str(caught.value) == (
+        f"the target {target!r} is read as several numbers, of which {counted} would count alone; "
+        "write one, as in 3.14, 1000 or 5/2, or compare texts by exact_match or contains"
+    )
+
+
+@pytest.mark.parametrize(
+    ("target", "number"),
+    [
+        ("4 * 18 = <<4*18=72>>72\n#### 72", "72"),
+        ("3 + 4 = 7", "7"),
+        ("#### 72", "72"),
+        ("6 of 10, so 5.", "5"),
+        ("1,234,567", "1234567"),
+        ("1\u202f000", "1000"),
+        (" -1/2 ", "-0.5"),
+        ("$5.", "5"),
+        ("1e-5", "0.00001"),
+        ("小明有3个苹果,又买了9个。\n#### 12", "12"),
+        ("小明后来又买了一些。\n#### 12", "12"),
+        ("H2O on A4 paper.\n#### 12", "12"),
+        ("in Q4 2023", "2023"),
+        ("25 cm²", "25"),
+        ("25cm²", "25"),
+        ("in cm²: 25", "25"),
+        ("H₂O: 18", "18"),
+        ("3 eggs and ½ cup.\n#### 12", "12"),
+        ("12个苹果,还有一些", "12"),
+    ],
+)
+def test_target_of_one_number_or_with_a_last_one_is_that(target: str, number: str) -> None:
+    assert grade(Number(), number, target) == 1.0
+
+
+@pytest.mark.parametrize(
     ("declared", "message"),
     [
         ("chrF", "there is no metric 'chrF'; did you mean 'chrf'?"),
@@ -263,15 +337,19 @@ def test_missing_extra_is_one_sentence(
 
 
 def test_small_changes_that_make_an_answer_right() -> None:
-    strip, lower, number = (
+    strip, lower, paragraph, line, number = (
         "after strip (add it to filters and target_filters)",
         "after strip and lower (add them to filters and target_filters)",
+        r'up to the first blank line (stop: ["\n\n"])',
+        r'up to the first line break (stop: ["\n"])',
         "by their last number (metrics: [number])",
     )
-    assert find_near_misses(" Yes", "Yes") == [strip, lower]
-    assert find_near_misses("YES\n", "yes") == [lower]
-    assert find_near_misses("3 + 4 = 7", "7") == [number]
-    assert find_near_misses("no", "yes") == []
+    assert find_near_misses(" Yes", "Yes", (" Yes", " Yes")) == [strip, lower]
+    assert find_near_misses("YES\n", "yes", ("YES\n", "YES")) == [lower]
+    assert find_near_misses("3 + 4 = 7", "7", ("3 + 4 = 7", "3 + 4 = 7")) == [number]
+    assert find_near_misses("no", "yes", ("no", "no")) == []
+    assert find_near_misses("7\n8\n\n7", "7\n8", ("7\n8", "7")) == [paragraph]
+    assert find_near_misses("a\nb\n\nc", "a", ("a\nb", "a")) == [line]
     assert [*describe_near_misses({strip: 60, lower: 60}, 60)] == [
         f"0 of 60 are right; 60 would be {strip}"
     ]

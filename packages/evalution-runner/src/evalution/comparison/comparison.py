@@ -9,16 +9,8 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any, Literal, cast
 
-from evalution.comparison.significance import (
-    PairedTest,
-    clustered_t_test,
-    is_binary,
-    is_rounding,
-    mcnemar,
-    paired_t_test,
-    sign_test,
-)
-from evalution.results import MetricResult, RunResult, SampleResult
+from evalution.comparison.significance import PairedTest, is_binary, is_rounding, run_test
+from evalution.results import MetricResult, RowRange, RunResult, SampleResult
 from evalution.runs.reader import RunSamples, read_run
 from evalution.sample_columns import SampleColumns
 
@@ -153,6 +145,7 @@ class MetricComparison:
     direction that is. Both are of the scores; where these are of different rows (`same_rows` is
     false), of the rows that both answered, and None for a score that is no mean of its rows.
     `test` says whether chance could have made it; None where no row was answered by both.
+    `one_sided` counts rows that both answered, with a score on one side only.
     """
 
     name: str
@@ -161,6 +154,7 @@ class MetricComparison:
     right: MetricResult | None
     same_rows: bool = True
     test: PairedTest | None = None
+    one_sided: int = 0
 
     @property
     def difference(self) -> float | None:
@@ -179,6 +173,28 @@ class MetricComparison:
         if difference == 0.0:
             return "tie"
         return "right" if (difference > 0) == self.higher_is_better else "left"
+
+    @property
+    def shown_interval(self) -> tuple[float, float] | None:
+        """The test's interval, unless `difference` is outside: it is of fewer rows then."""
+        ends = None if self.test is None else self.test.interval
+        if ends is None or self.difference is None:
+            return None
+        return ends if ends[0] <= self.difference <= ends[1] else None
+
+    @property
+    def is_contradicted(self) -> bool:
+        """True if the rows of the test favour the other side than the scores do.
+
+        Failed rows are in the scores alone, and few large changes may outweigh many small ones.
+        """
+        if self.test is None or self.winner not in ("left", "right"):
+            return False
+        if (mean := self.test.difference) is None:
+            favour = self.test.right_lead
+        else:
+            favour = mean if self.higher_is_better else -mean
+        return favour < 0 if self.winner == "right" else favour > 0
 
     def to_dict(self) -> dict[str, Any]:
         return {
@@ -346,12 +362,13 @@ def _compare_suite(name: str, sides: _Sides, *, with_texts: bool) -> SuiteCompar
     found = SuiteComparison(name, options, rows, [], grouped_by=grouped_by)
     for metric in dict.fromkeys([*left.metrics, *right.metrics]):
         before, after = left.metrics.get(metric), right.metrics.get(metric)
-        test = None
+        test, one_sided = None, 0
         if before is not None and after is not None:
-            is_mean = all(map(_is_mean, (before, after), (metric, metric), columns))
-            places, values = _pair_values(rows, columns, metric, is_mean=is_mean)
+            ends = _join_ranges(*map(_find_range, (before, after), (metric, metric), columns))
+            is_mean = ends is not None
+            places, values, one_sided = _pair_values(rows, columns, metric, is_mean=is_mean)
             own = groups and [groups[place] for place in places]
-            test = _test(values, own, is_mean=is_mean, higher_is_better=before.higher_is_better)
+            test = run_test(*values, own, ends, higher_is_better=before.higher_is_better)
             if found.flipped_by is None and test is not None and all(map(is_binary, values)):
                 found.flipped_by = metric
                 is_up = before.higher_is_better
@@ -365,7 +382,9 @@ def _compare_suite(name: str, sides: _Sides, *, with_texts: bool) -> SuiteCompar
         known = before or after
         assert known is not None
         found.metrics.append(
-            MetricComparison(metric, known.higher_is_better, before, after, same_rows, test)
+            MetricComparison(
+                metric, known.higher_is_better, before, after, same_rows, test, one_sided
+            )
         )
     return found
 
@@ -392,47 +411,49 @@ def _find_groups(rows: Pairing, columns: _Columns) -> tuple[Sequence[int] | None
 
 def _pair_values(
     rows: Pairing, columns: _Columns, metric: str, *, is_mean: bool
-) -> tuple[Sequence[int], _Values]:
-    """Return places of pairs that have a value on both sides, and the values.
+) -> tuple[Sequence[int], _Values, int]:
+    """Return places of pairs that have a value on both sides, the values, and the pairs with one.
 
     An infinite one has no mean, but it is worse than others, which counts where none is asked for.
     """
     has_value = math.isfinite if is_mean else _is_number
-    found, before, after = array("q"), array("d"), array("d")
+    found, before, after, one_sided = array("q"), array("d"), array("d"), 0
     left, right = (side.metrics.get(metric) for side in columns)
     if left is not None and right is not None:
         for place, (here, there) in enumerate(zip(rows.left, rows.right, strict=True)):
-            if has_value(left[here]) and has_value(right[there]):
+            known = has_value(left[here]) + has_value(right[there])
+            one_sided += known == 1
+            if known == 2:
                 found.append(place)
                 before.append(left[here])
                 after.append(right[there])
-    return found, (before, after)
+    return found, (before, after), one_sided
 
 
 def _is_number(value: float) -> bool:
     return not math.isnan(value)
 
 
-def _test(
-    values: _Values, groups: Sequence[int] | None, *, is_mean: bool, higher_is_better: bool
-) -> PairedTest | None:
-    if not values[0]:
-        return None
-    if not is_mean:
-        return sign_test(*values, groups, higher_is_better=higher_is_better)
-    if groups is not None:
-        return clustered_t_test(*values, groups, higher_is_better=higher_is_better)
-    chosen = mcnemar if all(map(is_binary, values)) else paired_t_test
-    return chosen(*values, higher_is_better=higher_is_better)
-
-
-def _is_mean(metric: MetricResult, name: str, columns: SampleColumns) -> bool:
-    """Report whether the score is the plain mean of its rows; F1 and perplexities are not."""
+def _find_range(metric: MetricResult, name: str, columns: SampleColumns) -> RowRange | None:
+    """Return the result's range; one that doesn't say is a mean if its rows' mean is the score."""
+    if metric.row_range != "unknown":
+        return metric.row_range
     found = array("d", filter(math.isfinite, columns.metrics.get(name, ())))
-    if metric.value is None or not found:
-        return False
-    mean = math.fsum(found) / len(found)
-    return math.isclose(mean, metric.value, rel_tol=1e-9, abs_tol=1e-12)
+    mean = math.fsum(value / len(found) for value in found) if found else math.nan
+    if metric.value is None or not math.isclose(mean, metric.value, rel_tol=1e-9, abs_tol=1e-12):
+        return None
+    return (0.0, 1.0) if is_binary(found) else (None, None)
+
+
+def _join_ranges(left: RowRange | None, right: RowRange | None) -> RowRange | None:
+    """Return the range of both sides' rows, open where one is; None if one is no mean of them."""
+    if left is None or right is None or left == right:
+        return None if right is None else left
+    (least, largest), (other_least, other_largest) = left, right
+    return (
+        None if least is None or other_least is None else min(least, other_least),
+        None if largest is None or other_largest is None else max(largest, other_largest),
+    )
 
 
 def _find_winners(rows: Sequence[int], values: _Values, *, right: bool) -> dict[int, Side]:

@@ -25,7 +25,7 @@ from evalution.comparison.comparison import (
     Pairing,
     find_missing_samples,
 )
-from evalution.comparison.significance import widen_interval
+from evalution.comparison.significance import make_score_interval, widen_end
 from evalution.fidelity.result import Estimate, FidelityResult
 from evalution.scoring.intervals import CONFIDENCE
 from evalution.yaml_spec.yaml_file import as_mapping, read_yaml
@@ -56,7 +56,7 @@ class SuitePolicy:
 class Policy:
     """The largest loss of each kind that a candidate may have.
 
-    Without `loss`, the suites that are named are checked, and no others.
+    Without `loss`, the suites that are named are checked, each of which needs a margin of its own.
     """
 
     declared_as: ClassVar[str] = "the gate's"
@@ -176,7 +176,8 @@ def decide(
         raise ConfigurationError(
             "every check is advisory, so that none decides; leave `advisory` out of one at least"
         )
-    return Decision([loss.check(len(losses)) for loss in losses])
+    deciding = sum(not loss.advisory for loss in losses)
+    return Decision([loss.check(1 if loss.advisory else deciding) for loss in losses])
 
 
 def _check_given(
@@ -210,7 +211,8 @@ class _Loss:
     """A loss before it is judged; `obstacle` says why it can't be, `excess` why it needn't.
 
     `parts` counts the independent parts that the interval stands on, each a `part`; its t has
-    `freedom`.
+    `freedom`, and it is of the logarithm if the loss `is_positive`. `changed` are the parts that
+    lost and won where the interval is, times some number, the score interval of their shares.
     """
 
     subject: str
@@ -224,6 +226,8 @@ class _Loss:
     excess: str | None = None
     advisory: bool = False
     part: str = "row"
+    is_positive: bool = False
+    changed: tuple[int, int] | None = None
 
     def check(self, count: int) -> Check:
         """Judge it as one of `count` checks."""
@@ -240,20 +244,53 @@ class _Loss:
         low, high = self.interval
         if high <= self.margin:
             return "ship", f"loses at most {_format(high)}, within {margin}"
-        least, _ = widen_interval(self.interval, 1 - (1 - CONFIDENCE) / count, self.freedom)
+        least = self._find_least(low, count)
         if least > self.margin:
             return "block", f"loses at least {_format(least)}, more than {margin}"
         ends = f"between {_format(low)} and {_format(high)}"
-        advice = self._advise(abs(self.margin - self.loss), (high - low) / 2)
-        return "undecided", f"loses {ends}, so that {margin} can't be judged; {advice}"
+        return "undecided", f"loses {ends}, so that {margin} can't be judged; {self._advise(count)}"
 
-    def _advise(self, distance: float, half_width: float) -> str:
-        """Return how many parts would settle it if the loss stayed as far from the margin."""
-        needed = self.parts * (half_width / distance) ** 2 if distance else math.inf
-        if needed > _MOST_ROWS:
+    def _find_least(self, low: float, count: int, growth: float = 1.0) -> float:
+        """Return the end that blocks beyond the margin, of `growth` times as many parts."""
+        assert self.loss is not None
+        confidence, freedom = 1 - (1 - CONFIDENCE) / count, self.freedom * growth
+        return widen_end(self.loss, low, confidence, freedom, is_positive=self.is_positive)
+
+    def _advise(self, count: int) -> str:
+        """Return how many parts would settle it if the loss, and the shares that change, stayed."""
+        assert self.loss is not None
+        is_within = self.loss < self.margin
+
+        def is_settled(parts: int) -> bool:
+            low, high = self._predict(parts)
+            if is_within:
+                return high <= self.margin
+            return self._find_least(low, count, parts / self.parts) > self.margin
+
+        few, many = self.parts, self.parts + 1
+        while many <= _MOST_ROWS and not is_settled(many):
+            few, many = many, 2 * many
+        if many > _MOST_ROWS:
             return f"the loss is at the margin, where more {self.part}s don't help"
-        rounded = round(needed, 1 - math.floor(math.log10(needed)))
-        return f"about {rounded:,.0f} {self.part}s would do"
+        while many - few > 1:
+            middle = (few + many) // 2
+            few, many = (few, middle) if is_settled(middle) else (middle, many)
+        rounded = round(many, 1 - math.floor(math.log10(many)))
+        return f"about {max(rounded, self.parts + 1):,} {self.part}s would do"
+
+    def _predict(self, parts: int) -> tuple[float, float]:
+        """Return the interval of so many parts, of which as large shares change."""
+        assert self.loss is not None
+        assert self.interval is not None
+        if self.changed is None:
+            scale = math.sqrt(self.parts / parts)
+            low, high = (self.loss + scale * (end - self.loss) for end in self.interval)
+            return low, high
+        lost, won = self.changed
+        growth = parts / self.parts
+        scale = self.interval[1] / make_score_interval(won, lost, self.parts)[1]
+        low, high = make_score_interval(won * growth, lost * growth, parts)
+        return scale * low, scale * high
 
 
 def _list_losses(policy: Policy, comparison: Comparison) -> Iterator[_Loss]:
@@ -268,7 +305,11 @@ def _list_losses(policy: Policy, comparison: Comparison) -> Iterator[_Loss]:
     for name, suite in baseline.items():
         rule = policy.suites.get(name, SuitePolicy())
         margin = policy.loss if rule.loss is None else rule.loss
-        if margin is None or (policy.loss is None and name not in policy.suites):
+        if margin is None and name in policy.suites:
+            raise ConfigurationError(
+                f"suite {name!r} has no margin: give it `loss`, or the policy a general one"
+            )
+        if margin is None:
             continue
         metric = rule.metric or next(iter(suite.metrics), "")
         if metric not in suite.metrics:
@@ -282,8 +323,10 @@ def _list_losses(policy: Policy, comparison: Comparison) -> Iterator[_Loss]:
             obstacle = f"the candidate's run lacks the suite; it is {comparison.right.status}"
         else:
             is_tested = metrics[metric].test is not None
-            missing = None if is_tested else find_missing_samples(comparison, name, _SIDES)
-            obstacle = missing or _find_obstacle(found.rows, metrics[metric])
+            obstacle = None if is_tested else find_missing_samples(comparison, name, _SIDES)
+            if metrics[metric].right is None:
+                obstacle = f"the candidate's run has no metric {metric!r}; run both sides alike"
+            obstacle = obstacle or _find_obstacle(found.rows, metrics[metric])
         loss = _read_loss(name, metric, margin, metrics.get(metric))
         yield replace(loss, obstacle=obstacle, advisory=rule.advisory)
 
@@ -293,13 +336,15 @@ def _read_loss(suite: str, name: str, margin: float, metric: MetricComparison | 
     test = None if metric is None else metric.test
     if metric is None or test is None or test.difference is None:
         return _Loss(suite, name, margin, None, None, parts=0, freedom=0.0)
-    sign, ends = -1.0 if metric.higher_is_better else 1.0, test.interval
+    sign, ends = -1.0 if metric.higher_is_better else 1.0, test.cautious_interval or test.interval
     if ends is not None:
         ends = min(sign * end for end in ends), max(sign * end for end in ends)
     parts, part = (test.pairs, "row") if test.groups is None else (test.groups, "group")
     freedom = test.pairs - 1.0 if test.freedom is None else test.freedom
-    loss = sign * test.difference + 0.0
-    return _Loss(suite, name, margin, loss, ends, parts=parts, freedom=freedom, part=part)
+    shown = _Loss(suite, name, margin, sign * test.difference + 0.0, ends, parts, freedom)
+    changed = (test.left_better, test.right_better)
+    is_share = test.name == "mcnemar" or not any(changed)
+    return replace(shown, part=part, changed=changed if is_share else None)
 
 
 def _find_obstacle(rows: Pairing, metric: MetricComparison) -> str | None:
@@ -308,9 +353,19 @@ def _find_obstacle(rows: Pairing, metric: MetricComparison) -> str | None:
         return f"{rows.other_rows} rows differ in their data; run both sides on the same rows"
     if rows.left_only:
         return f"{rows.left_only} rows of the baseline are missing; finish the candidate's run"
+    if rows.right_only:
+        return (
+            f"{rows.right_only} rows of the candidate are missing in the baseline's run; finish "
+            "it, or run both sides on the same rows"
+        )
     if failed := max(rows.left_failed, rows.right_failed):
         return f"{failed} rows failed on a side; `evalution run … --retry-failed` asks them again"
-    if metric.test is not None and metric.test.difference is None:
+    if metric.one_sided:
+        return (
+            f"{metric.one_sided} rows have a finite {metric.name} on one side only; run both sides "
+            "alike, or name another `metric`"
+        )
+    if rows.paired and (metric.test is None or metric.test.difference is None):
         return (
             f"{metric.name} is no mean of its rows, so the loss has no interval; name another "
             "`metric`, make the suite `advisory`, or measure fidelity, whose log_ppl_ratio has one"
@@ -322,10 +377,7 @@ def _list_distances(policy: Policy, found: FidelityResult) -> Iterator[_Loss]:
     whole = found.overall
     side = whole.candidate.divergence
     label = str(found.candidate.model.get("label") or found.candidate.model.get("path"))
-    bound = None
-    if side.is_lower_bound:
-        bound = "only the likeliest tokens were compared, so this is a lower bound, which proves "
-        bound += "no nearness; measure with engines that give whole distributions"
+    bound = _find_bound(found)
     kl = "kl beyond the control" if whole.contrast else "kl"
     impossible, excluded = _find_excess(found)
     for figure, margin, loss, obstacle, excess in (
@@ -335,11 +387,29 @@ def _list_distances(policy: Policy, found: FidelityResult) -> Iterator[_Loss]:
     ):
         if margin is not None:
             judged = _read_estimate(label, figure, margin, loss, whole.documents, obstacle)
+            judged = replace(judged, is_positive=figure == "kl")
             if failed := _find_failed(found):
                 judged = replace(judged, obstacle=failed)
             if excess is not None:
                 judged = replace(judged, loss=None, interval=None, excess=excess)
             yield judged
+
+
+def _find_bound(found: FidelityResult) -> str | None:
+    """Return why KL, or KL beyond the control, is no figure of the whole distributions."""
+    whole, remedy = found.overall, "measure with engines that give whole distributions"
+    if whole.candidate.divergence.is_lower_bound and not whole.contrast:
+        return (
+            "only the likeliest tokens were compared, so this is a lower bound, which proves no "
+            f"nearness; {remedy}"
+        )
+    arms = [arm for arm in (whole.candidate, whole.control) if arm is not None]
+    if whole.contrast and any(arm.divergence.is_lower_bound for arm in arms):
+        return (
+            "only the likeliest tokens were compared, and what lower bounds differ by bounds "
+            f"nothing; {remedy}"
+        )
+    return None
 
 
 def _find_excess(found: FidelityResult) -> tuple[str | None, str | None]:
@@ -369,12 +439,16 @@ def _read_estimate(
     subject: str, figure: str, margin: float, loss: Estimate, documents: int, obstacle: str | None
 ) -> _Loss:
     found = _Loss(subject, figure, margin, loss.value, None, documents, loss.freedom)
+    found = replace(found, part="document")
     low, high = loss.low, loss.high
     if low is None or high is None:
         few = "fewer than two documents leave no interval; measure more rows"
         return replace(found, obstacle=few)
-    # A lower bound that is too large is too large.
-    return replace(found, interval=(low, high), obstacle=None if low > margin else obstacle)
+    if figure == "kl" and low > margin:
+        obstacle = None  # a lower bound that is too large is too large
+    if low == high != 0.0:
+        obstacle = "all documents differ by as much, which says nothing of others; measure more"
+    return replace(found, interval=(low, high), obstacle=obstacle)
 
 
 def _complement(share: Estimate) -> Estimate:
@@ -383,7 +457,7 @@ def _complement(share: Estimate) -> Estimate:
 
 
 def _format(value: float) -> str:
-    return f"{value:.3g}"
+    return f"{value + 0.0:.3g}"
 
 
 def describe_decision(decision: Decision) -> Iterator[str]:

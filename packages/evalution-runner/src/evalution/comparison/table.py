@@ -15,7 +15,6 @@ from evalution.comparison.comparison import (
     find_leaf_differences,
     find_missing_samples,
 )
-from evalution.comparison.significance import PairedTest
 from evalution.results import MetricResult, RunResult, describe_precisions
 from evalution.table import format_number, name_run
 
@@ -132,6 +131,13 @@ def list_remarks(
         missing = find_missing_samples(comparison, suite.name, words)
         remarks = [missing] if missing is not None else _list_row_remarks(suite, sides)
         yield from (f"{suite.name}: {remark}" for remark in remarks)
+        for metric in suite.metrics:
+            if metric.is_contradicted:
+                better = sides[metric.winner == "right"]
+                yield (
+                    f"{suite.name}: {metric.name} is better in the {better} run, and the rows that "
+                    "p is of favour the other: p is no evidence for this difference"
+                )
 
 
 def shorten(text: str | None, length: int = _TEXT) -> str:
@@ -182,14 +188,14 @@ def _count_rows(count: int) -> str:
 def _make_cells(metric: MetricComparison, *, with_interval: bool) -> dict[str, str]:
     test = metric.test
     difference = format_number(metric.difference, sign="+")
-    if with_interval and test is not None and test.interval is not None:
-        difference += f" [{test.interval[0]:+.4f}, {test.interval[1]:+.4f}]"
+    if with_interval and (interval := metric.shown_interval) is not None:
+        difference += f" [{interval[0]:+.4f}, {interval[1]:+.4f}]"
     return {
         "left": _format_value(metric.left),
         "right": _format_value(metric.right),
         "difference": difference,
         "better": {"tie": "=", None: "–"}.get(metric.winner, str(metric.winner)),
-        "p": _format_p(test),
+        "p": _format_p(metric),
         "test": "" if test is None else test.name,
     }
 
@@ -198,11 +204,11 @@ def _format_value(metric: MetricResult | None) -> str:
     return format_number(None if metric is None else metric.value)
 
 
-def _format_p(test: PairedTest | None) -> str:
-    if test is None or test.p_value is None:
+def _format_p(metric: MetricComparison) -> str:
+    if metric.test is None or (p_value := metric.test.p_value) is None:
         return "–"
-    shown = "<0.0001" if test.p_value < 0.0001 else f"{test.p_value:.4f}"
-    return f"{shown} *" if test.p_value < SIGNIFICANT else shown
+    shown = "<0.0001" if p_value < 0.0001 else f"{p_value:.4f}"
+    return f"{shown} *" if p_value < SIGNIFICANT and not metric.is_contradicted else shown
 
 
 def _format_run(run: RunResult) -> str:

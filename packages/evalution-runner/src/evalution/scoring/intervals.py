@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+import operator
+from array import array
 from collections import defaultdict
 from collections.abc import Hashable, Iterable, Sequence
 from functools import lru_cache
@@ -73,6 +75,33 @@ class Spread(NamedTuple):
         return two_sided_quantile(1 - CONFIDENCE, self.freedom)
 
 
+def find_mean(values: Sequence[float]) -> float | None:
+    """Return the mean; None of no values, and of ∞ beside -∞."""
+    if not (count := len(values)):
+        return None
+    mean = _add(values) / count
+    if math.isinf(mean):
+        mean = _add(value / count for value in values)
+    return None if math.isnan(mean) else mean
+
+
+def _add(values: Iterable[float]) -> float:
+    """Return the sum, rounded once; infinite beyond all floats, NaN of ∞ beside -∞."""
+    terms = array("d", values)
+    try:
+        return math.fsum(terms)
+    except OverflowError:
+        return _add(term * 2.0**-64 for term in terms) * 2.0**64
+    except ValueError:
+        return math.nan
+
+
+def sum_squares(values: Iterable[float]) -> float:
+    """Return the sum of squares, rounded once; infinite where it is beyond all floats."""
+    factors = array("d", values)
+    return _add(map(operator.mul, factors, factors))
+
+
 def sum_groups(
     rows: Iterable[tuple[float, float]], groups: Iterable[Hashable]
 ) -> tuple[list[float], list[float]]:
@@ -82,7 +111,7 @@ def sum_groups(
         for column, number in zip(held[group], row, strict=True):
             column.append(number)
     values, weights = zip(*held.values(), strict=True)
-    return [math.fsum(found) for found in values], [math.fsum(found) for found in weights]
+    return [_add(found) for found in values], [_add(found) for found in weights]
 
 
 def estimate_spread(sums: Sequence[float], weights: Sequence[float], mean: float) -> Spread:
@@ -102,8 +131,10 @@ def estimate_spread(sums: Sequence[float], weights: Sequence[float], mean: float
         return Spread(None)
     pairs = zip(sums, weights, strict=True)
     changes = [(value - mean * weight) / (total - weight) for value, weight in pairs]
-    middle = math.fsum(changes) / count
-    squares = math.fsum((change - middle) ** 2 for change in changes)
+    middle = _add(changes) / count
+    squares = sum_squares(change - middle for change in changes)
+    if not math.isfinite(squares):
+        return Spread(None)
     stderr = math.sqrt((count - 1) / count * squares)
     effective = total**2 / math.fsum(weight**2 for weight in weights)
     if stderr <= 1e-12 * abs(mean):
@@ -117,21 +148,22 @@ def estimate_spread(sums: Sequence[float], weights: Sequence[float], mean: float
 def estimate_ratio(
     rows: Sequence[tuple[float, float]], groups: Groups = None
 ) -> tuple[float | None, Spread]:
-    """Return `Σ value / Σ weight` and its spread; None where the weights are zero.
+    """Return `Σ value / Σ weight` and its spread; None where the weights are zero, or of ∞ - ∞.
 
     Cochran, Sampling Techniques, 3rd ed. 1977, §6.4: residuals `value - ratio·weight`, over n - 1.
     """
-    total = math.fsum(weight for _, weight in rows)
-    if not total:
+    total = _add(weight for _, weight in rows)
+    ratio = _add(value for value, _ in rows) / total if total else math.nan
+    if math.isnan(ratio):
         return None, Spread(None)
-    ratio = math.fsum(value for value, _ in rows) / total
     count = len(rows)
     if count == 1 or not math.isfinite(ratio):
         return ratio, Spread(None)
     if groups is not None:
         return ratio, estimate_spread(*sum_groups(rows, groups), ratio)
-    squares = math.fsum((value - ratio * weight) ** 2 for value, weight in rows)
-    return ratio, Spread(math.sqrt(squares * count / (count - 1)) / total)
+    squares = sum_squares(value - ratio * weight for value, weight in rows)
+    error = math.sqrt(squares * count / (count - 1)) / total
+    return ratio, Spread(error if math.isfinite(error) else None)
 
 
 _SMALLEST = 1e-300

@@ -14,15 +14,17 @@ from dataclasses import dataclass, field
 from itertools import repeat
 from typing import Any, NamedTuple, Protocol, overload
 
-from evalution.results import MetricResult
+from evalution.results import MetricResult, RowRange
 from evalution.scoring.intervals import (
     Groups,
     Spread,
     estimate_ratio,
     estimate_spread,
+    find_mean,
     find_trials,
     normal_interval,
     sum_groups,
+    sum_squares,
     wilson_interval,
 )
 
@@ -90,15 +92,20 @@ class Mean:
     largest: float = 1.0
     least: float = 0.0
 
+    @property
+    def row_range(self) -> RowRange:
+        """As in results: open if values are no shares."""
+        least, largest = (e if math.isfinite(e) else None for e in (self.least, self.largest))
+        return (least, largest) if self.least < self.largest else (None, None)
+
     def of_sample(self, measure: Measure) -> float:
         return measure.value
 
     def estimate(self, measures: Sequence[Measure], groups: Groups = None) -> Estimate:
         values = array("d", (measure.value for measure in measures))
-        count = len(values)
-        if not count:
+        count, mean = len(values), find_mean(values)
+        if mean is None:
             return Estimate(None, None)
-        mean = math.fsum(values) / count
         spread, trials = Spread(None), float(count)
         if groups is not None:
             sums = sum_groups(zip(values, repeat(1.0, count), strict=True), groups)
@@ -109,8 +116,9 @@ class Mean:
                 share, error = (mean - self.least) / width, spread.stderr / width
                 trials = find_trials(share, error, otherwise=len(sums[0]))
         elif count > 1:
-            squares = math.fsum((value - mean) ** 2 for value in values)
-            spread = Spread(math.sqrt(squares / (count - 1) / count))
+            squares = sum_squares(value - mean for value in values)
+            error = math.sqrt(squares / (count - 1) / count)
+            spread = Spread(error if math.isfinite(error) else None)
         return Estimate(mean, spread.stderr, self._find_interval(values, mean, spread, trials))
 
     def _find_interval(
@@ -435,14 +443,10 @@ class MeasureAccumulator:
             if groups is not None and len(groups) != len(measures):
                 raise ValueError("every sample of a suite has a group, or none has")
             value, stderr, interval = metric.estimate(measures, groups)
-            found[name] = MetricResult(
-                value,
-                stderr,
-                metric.higher_is_better,
-                len(measures),
-                interval,
-                None if groups is None else len(set(groups)),
-            )
+            size = None if groups is None else len(set(groups))
+            row_range = metric.row_range if isinstance(metric, Mean) else None
+            known = (len(measures), interval, size, row_range)
+            found[name] = MetricResult(value, stderr, metric.higher_is_better, *known)
         return found
 
     def _add(self, measures: Mapping[str, Measure | None], group: str | None) -> dict[str, float]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 import string
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import cache
@@ -128,6 +128,12 @@ _NUMBER = re.compile(
 _MINUS = str.maketrans(dict.fromkeys(_MINUSES, "-"))
 _SIGNED_CURRENCY = re.compile(r"([-+])\s?([$€£¥])")
 _SPACED_THOUSANDS = re.compile(r"(?<=\d)(?:\{,\}|\\[,!]|[\u00a0\u2009\u202f])(?=\d{3}(?!\d))")
+_PART = re.compile(r"(?:[\^_}]|\\[dt]?frac|\\sqrt)\s*\{?\s*$")
+"""In front of an exponent, an index, and a number in a fraction or a root."""
+_JOINED = re.compile(r"(?<=\d[^\w\s=#])|(?<=\d\s)(?=\d{3}(?!\d))")
+"""At the rest of a number that a letter is glued to: EUR1,000."""
+_GOES_ON = re.compile(r"\A\w*\d|(?<!\w)[\d²³¹¼-¾⁰-₉⅐-⅟]")
+"""Behind a number: more digits in its word, as in 12h30, or a number that isn't read, as ½."""
 
 
 @dataclass(frozen=True)
@@ -143,10 +149,21 @@ class Number(MetricStep):
     def check_target(self, target: str) -> None:
         if _parse_number(self.extract(target)) is None:
             raise ConfigurationError(f"the target {target!r} holds no number")
+        plain = _write_plainly(target)
+        *others, last = _NUMBER.finditer(plain)
+        before = plain[others[-1].end() if others else 0 : last.start()]
+        is_apart = not others or any(sign.isalpha() or sign in "=#" for sign in before)
+        after = plain[last.end() :]
+        is_part = _PART.search(before) or _JOINED.match(plain, last.start())
+        if not is_apart or is_part or after[:1].isnumeric() or _GOES_ON.search(after):
+            raise ConfigurationError(
+                f"the target {target!r} is read as several numbers, of which {last[0]} would count "
+                "alone; write one, as in 3.14, 1000 or 5/2, or compare texts by exact_match or "
+                "contains"
+            )
 
     def extract(self, answer: str) -> str:
-        plain = _SIGNED_CURRENCY.sub(r"\2\1", answer.translate(_MINUS))
-        found = _NUMBER.findall(_SPACED_THOUSANDS.sub(",", plain))
+        found = _NUMBER.findall(_write_plainly(answer))
         return found[-1] if found else NOTHING
 
     def grade(self, found: str, target: str) -> float:
@@ -156,6 +173,11 @@ class Number(MetricStep):
         if other is None or not self.tolerance:
             return float(one == other)
         return float(abs(one - other) <= Fraction(str(self.tolerance)))
+
+
+def _write_plainly(text: str) -> str:
+    plain = _SIGNED_CURRENCY.sub(r"\2\1", text.translate(_MINUS))
+    return _SPACED_THOUSANDS.sub(",", plain)
 
 
 def _parse_number(text: str) -> Fraction | None:
@@ -351,21 +373,31 @@ TEXT_METRICS: StepKinds[TextMetric] = StepKinds(
 RIGHT = "are right"
 _AFTER_STRIP = "after strip (add it to filters and target_filters)"
 _AFTER_LOWER = "after strip and lower (add them to filters and target_filters)"
+_UP_TO = {
+    "\n\n": r'up to the first blank line (stop: ["\n\n"])',
+    "\n": r'up to the first line break (stop: ["\n"])',
+}
 _BY_NUMBER = "by their last number (metrics: [number])"
-NEAR_MISSES = (_AFTER_STRIP, _AFTER_LOWER, _BY_NUMBER)
+NEAR_MISSES = (_AFTER_STRIP, _AFTER_LOWER, *_UP_TO.values(), _BY_NUMBER)
 """Remarks about a wrong answer, the smallest change first."""
+ENDS = tuple(_UP_TO)
+"""Texts behind which a model may go on with a question of its own."""
 
 _LAST_NUMBER = Number()
 _WORTH_SAYING = 0.1
 """Share of the rows that a change must win."""
 
 
-def find_near_misses(answer: str, target: str) -> list[str]:
-    """The changes that would make a wrong answer equal its target."""
+def find_near_misses(answer: str, target: str, heads: Sequence[str]) -> list[str]:
+    """The changes that would make a wrong answer equal its target.
+
+    `heads` are the answer up to each of `ENDS`; filters have run on all.
+    """
     one, other = answer.strip(), target.strip()
     won = (
         one == other,
         one.lower() == other.lower(),
+        *(head == target for head in heads),
         bool(_LAST_NUMBER.grade(_LAST_NUMBER.extract(answer), target)),
     )
     return [change for change, is_right in zip(NEAR_MISSES, won, strict=True) if is_right]
