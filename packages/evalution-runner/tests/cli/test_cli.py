@@ -206,6 +206,19 @@ def test_validate_reads_every_row(
     assert_says(command_line("validate", spec(folder)), 2, message)
 
 
+def test_validate_says_where_a_line_break_is_spelt_out(
+    spec: Any, command_line: Any, folder: Path
+) -> None:
+    test = TEST.replace('"Q: {question}"', r"'Q: {question}\nA:'")
+    done = command_line("validate", spec(folder, tests=f"[{test}]"))
+    assert (done.returncode, done.stderr) == (
+        0,
+        "rows: prompt has a backslash and an n, not a line break; one takes double quotes: "
+        r"""prompt: "…\n…" in YAML, --set 'rows.prompt="…\n…"' in a command"""
+        "\n",
+    )
+
+
 def test_validate_compares_what_a_suite_needs_with_what_the_engine_can(
     assert_says: Any, spec: Any, command_line: Any, folder: Path
 ) -> None:

@@ -169,6 +169,37 @@ def test_a_run_that_dies_ends_in_1_and_keeps_its_samples(
     assert "isolate" not in server.stderr, "it isn't this process that would die"
 
 
+@pytest.mark.parametrize("policy", ["max_failures: 0", "on_error: raise"])
+def test_run_of_too_many_failures_goes_on_by_the_command_that_it_prints(
+    spec: Any, command_line: Any, folder: Path, policy: str
+) -> None:
+    module = f"flaky_{policy[:3]}"
+    (folder / f"{module}.py").write_text(
+        "import os\n"
+        "from dataclasses import dataclass\n"
+        "from evalution_core import InvalidRequestError, RequestFailure\n"
+        "from evalution_enginekit.mock import Mock, MockSession\n"
+        "class Session(MockSession):\n"
+        "    def generate_continuous(self, requests, *, batch_size=None):\n"
+        "        failure = RequestFailure(InvalidRequestError('busy'))\n"
+        "        for key, answer in super().generate_continuous(requests, batch_size=batch_size):\n"
+        "            is_bad = key[0] == 3 and not os.path.exists('free')\n"
+        "            yield key, failure if is_bad else answer\n"
+        "@dataclass(slots=True)\n"
+        "class Flaky(Mock):\n"
+        "    def build(self, model):\n"
+        "        return Session('m', 512, 2)\n"
+    )
+    path = spec(folder, engine=f"{module}:Flaky", rest=f"{policy}\n")
+    done = command_line("run", path, "--output", "out", "--allow-code")
+    assert done.returncode == 1
+    assert "busy" in done.stderr
+    again = f"evalution run {path} --output out --allow-code --retry-failed"
+    assert f"to resume: {again}\n" in done.stdout
+    (folder / "free").touch()
+    assert command_line(*shlex.split(again)[1:]).returncode == 0
+
+
 def test_model_that_cannot_score_is_refused_in_one_sentence_without_resuming(
     assert_says: Any, spec: Any, command_line: Any, folder: Path
 ) -> None:

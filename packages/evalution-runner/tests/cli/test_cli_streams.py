@@ -52,3 +52,19 @@ def test_command_whose_reader_left_ends_silently_with_its_work_done(
     assert "Error" not in done.stderr
     found = json.loads((folder / "out" / "results.json").read_text(encoding="utf-8"))
     assert (found["status"], found["suites"][0]["n"]) == ("done", 30)
+
+
+@pytest.mark.skipif(os.name == "nt", reason="closes a stream by a word of the shell")
+@pytest.mark.parametrize("closed", ["<&-", ">&-", "2>&-", "<&- >&- 2>&-"])
+def test_closed_streams_are_nowhere(closed: str, spec: Any, folder: Path) -> None:
+    command = ["sh", "-c", f'exec "$@" {closed}', "sh", sys.executable, "-m", "evalution"]
+    done = subprocess.run(
+        [*command, "run", spec(folder), "--output", "out"],
+        capture_output=True,
+        text=True,
+        check=False,
+        cwd=folder,
+    )
+    assert (done.returncode, "Traceback" in done.stderr) == (0, False), done.stderr
+    assert ("results: out" in done.stdout) == (closed in ("<&-", "2>&-"))
+    assert (folder / "out" / "results.json").is_file()

@@ -12,8 +12,10 @@ import pytest
 import yaml
 
 from evalution.cli import program
+from evalution.cli.inline_spec import InlineSpec, make_document
 from evalution.hints import OPTION_HINTS, SUITE_ALIASES
-from evalution.suites.discovery import available_suites
+from evalution.suites.discovery import available_suites, load_suite
+from evalution_core.options import option_fields
 
 SCENE = {
     "ctx_a": "A man opens a door.",
@@ -108,11 +110,100 @@ def test_setting_is_for_all_tests_of_its_name(command_line: Any, folder: Path) -
     assert "this run has no 'row'; did you mean 'rows'?" in done.stderr
 
 
+@pytest.mark.parametrize(
+    ("targets", "settings", "kinds"),
+    [
+        (("a.csv", "b.csv"), ("a.prompt=q", "b.choices=c"), ("generation", "multiple_choice")),
+        (("a.csv", "b.csv"), ("a.text=t", "b.prompt=q"), ("perplexity", "generation")),
+        (("a.csv", "b.csv"), ("a.text=t", "B.choices=c"), ("perplexity", "multiple_choice")),
+        (("a.csv", "b.csv"), ("multiple_choice.choices=c",), ("multiple_choice",) * 2),
+        (("a.csv", "o/a.csv"), ("a-2.choices=c",), ("generation", "multiple_choice")),
+        (("a.csv", "o/a.csv"), ("a.choices=c",), ("multiple_choice",) * 2),
+        (("a.csv", "a.b.csv"), ("a.choices=c",), ("multiple_choice", "generation")),
+        (("a.csv", "a.b.csv"), ("a.b.text=t",), ("generation", "perplexity")),
+        (("a.csv", "hellaswag"), ("hellaswag.choices=c",), ("generation", "hellaswag")),
+    ],
+)
+def test_kind_of_a_file_is_by_what_is_set_for_it(
+    targets: Sequence[str], settings: Sequence[str], kinds: Sequence[str]
+) -> None:
+    tests = make_document(InlineSpec(targets, "m", "Reference", settings)).content["tests"]
+    assert tuple(test["type"] for test in tests) == kinds
+    for test in tests:
+        allowed = {"generation": {"prompt"}, "perplexity": {"text"}}.get(test["type"], {"choices"})
+        assert test.keys() - {"type", "name", "data"} <= allowed
+
+
+def test_files_of_two_kinds_run_on_one_line(command_line: Any, folder: Path) -> None:
+    (folder / "mc.jsonl").write_text((folder / "rows.jsonl").read_text("utf-8"), "utf-8")
+    settings = ("rows.prompt=question", "rows.target=answer", "mc.prompt=question")
+    settings = (*settings, "mc.choices=choices", "mc.target=right")
+    words = [word for setting in settings for word in ("-s", setting)]
+    done = command_line("run", "rows.jsonl", "mc.jsonl", *TINY, "-n", "1", *words, "--output", "o")
+    assert done.returncode == 0, done.stderr
+    assert [suite[0] for suite in read_scores(folder / "o")] == ["rows", "mc"]
+
+
+def test_spec_printed_in_another_folder_says_where_it_belongs(
+    command_line: Any, folder: Path, spec: Any
+) -> None:
+    (folder / "sub").mkdir()
+    (folder / "rows.jsonl").rename(folder / "sub" / "rows.jsonl")
+    spec(folder / "sub")
+    (folder / "linked.yaml").symlink_to(folder / "sub" / "spec.yaml")
+    place = (folder / "sub").resolve()
+    remark = f"relative paths in this spec start from {place}; save it in that folder\n"
+    for path, told in {
+        "sub/spec.yaml": remark,
+        "linked.yaml": remark,
+        f"{folder}/sub/../top.yaml": "",
+        "builtin:tiny/quickstart": "",
+    }.items():
+        (folder / "top.yaml").write_text((folder / "sub" / "spec.yaml").read_text(), "utf-8")
+        done = command_line("run", path, "-n", "5", "--print-spec")
+        assert (done.returncode, done.stderr) == (0, told)
+        assert yaml.safe_load(done.stdout)["tests"][0]["max_rows"] == 5
+    assert command_line("run", "sub/spec.yaml", "-q", "--print-spec").stderr == ""
+
+
 def test_hint_names_the_test_that_lacks_something(command_line: Any, folder: Path) -> None:
     (folder / "b.jsonl").write_text('{"q": "1", "a": "2"}\n', encoding="utf-8")
     words = ("-s", "rows.prompt=question", "-s", "rows.target=answer")
     done = command_line("run", "rows.jsonl", "b.jsonl", "-m", "builtin:tiny", *words)
     assert "hint: --set b.prompt=" in done.stderr
+
+
+def test_hint_names_a_suite_whose_rows_are_a_setting(command_line: Any, folder: Path) -> None:
+    (folder / "b.csv").write_text("question,answer\n1 + 1,2\n", encoding="utf-8")
+    words = ("generation", *TINY, "--set", "generation.data=b.csv")
+    done = command_line("run", *words)
+    hint = "--set generation.prompt=question --set generation.target=answer"
+    assert f"hint: {hint}\n" in done.stderr
+    done = command_line("run", *words, *hint.split(), "--print-spec")
+    assert yaml.safe_load(done.stdout)["tests"][0]["prompt"] == "question"
+
+
+@pytest.mark.parametrize("name", ["model", "engine"])
+def test_hint_for_rows_named_like_a_section_names_the_rows(
+    command_line: Any, folder: Path, name: str
+) -> None:
+    (folder / f"{name}.csv").write_text("question,answer\n1 + 1,2\n", encoding="utf-8")
+    done = command_line("run", f"{name}.csv", *TINY)
+    hint = f"--set {name}-2.prompt=question --set {name}-2.target=answer"
+    assert f"hint: {hint}\n" in done.stderr
+    done = command_line("run", f"{name}.csv", *TINY, *hint.split(), "--print-spec")
+    assert yaml.safe_load(done.stdout)["tests"][0]["prompt"] == "question"
+
+
+def test_a_suite_is_itself_beside_a_folder_or_file_of_its_name(
+    command_line: Any, folder: Path, assert_says: Any
+) -> None:
+    (folder / "piqa").mkdir()
+    (folder / "arc_easy").write_text("", encoding="utf-8")
+    for name in ("piqa", "arc_easy", "Arc-Easy"):
+        done = command_line("run", name, *TINY, "--print-spec")
+        assert yaml.safe_load(done.stdout)["tests"] == [{"type": name}], done.stderr
+    assert_says(command_line("run", "./piqa"), 2, "piqa is a folder; name the spec file in it")
 
 
 def test_unfinished_line_prints_the_line_that_resumes_it(
@@ -238,6 +329,12 @@ def test_rows_without_their_options_get_a_hint(
         (["--model_args=pretrained=x"], "there is no option --model_args: --model PATH names the"),
         (["piqa", "--num_fewshot", "5"], "write --set SUITE.num_fewshot=5"),
         (["piqa", "-o", "base_url=x"], "--output FOLDER, or --set engine.KEY=VALUE for an option"),
+        (["piqa", "--gen_kwargs", "temperature=1"], "decoding is greedy, only humaneval and mbpp"),
+        (["piqa", "--seed", "7"], "write --set SUITE.fewshot_seed=1234"),
+        (["piqa", "--write_out"], "`evalution show RUN --samples SUITE` shows prompts"),
+        (["piqa", "--system_instruction", "x"], "write --set TASK.system_instruction=TEXT"),
+        (["piqa", "--fewshot_as_multiturn"], "turns wherever SUITE.apply_chat_template is true"),
+        (["piqa", "--predict_only"], "nothing does the same: answers are always scored"),
     ],
 )
 def test_option_of_another_program_gets_the_one_that_does_the_same(
@@ -249,7 +346,8 @@ def test_option_of_another_program_gets_the_one_that_does_the_same(
 
 
 @pytest.mark.parametrize(
-    ("value", "message"), [("-5", "must be at least 1, got '-5'"), ("0.1", "integer, got '0.1'")]
+    ("value", "message"),
+    [("-5", "must be at least 1, got '-5'"), ("0.1", "must be a whole number of rows, got '0.1'")],
 )
 def test_wrong_limit_is_shown(command_line: Any, value: str, message: str) -> None:
     done = command_line("run", "builtin:tiny/quickstart", "-n", value)
@@ -263,6 +361,17 @@ def test_no_option_that_a_command_has_is_said_to_be_missing() -> None:
         command = program.load_command(verb)
         assert not advice.keys() & {word for option in command.params for word in option.opts}
     assert set(SUITE_ALIASES.values()) <= set(available_suites())
+
+
+def test_suites_that_sample_are_those_that_the_hint_names() -> None:
+    found = {
+        name
+        for name in available_suites()
+        if name != "lm_eval"
+        and "temperature" in {option.name for option in option_fields(load_suite(name))}
+    }
+    named = set(re.findall(r"[a-z_]+", OPTION_HINTS["run"]["--gen_kwargs"]))
+    assert {name.partition("_")[0] for name in found} == {"humaneval", "mbpp"} <= named
 
 
 @pytest.mark.parametrize("verb", [verb for verb in program.COMMANDS if verb != "fidelity"])

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePath
 from typing import Any, cast
@@ -20,7 +20,7 @@ from evalution.hints import name_engine_options
 from evalution.rows.columns import MissingOptionsError
 from evalution.rows.local import BUILTIN
 from evalution.runs.run_identity import find_free_name
-from evalution.suites.discovery import load_suite
+from evalution.suites.discovery import available_suites, load_suite
 from evalution.user_input import parse_path
 from evalution.yaml_spec.run_spec import Spec, find_spec, parse_spec
 from evalution.yaml_spec.yaml_file import as_mapping, read_declaration, read_yaml
@@ -76,7 +76,7 @@ class SpecDocument:
                 error.args = (f"{self.path}: {error}",)
             elif isinstance(error, MissingOptionsError):
                 rows = next(
-                    test["name"]
+                    find_free_name(test.get("name", test["type"]), ("engine", "model"))
                     for test in self.content["tests"]
                     if "data" in test and not test.keys() >= error.proposed.keys()
                 )
@@ -149,8 +149,11 @@ def _read_targets(line: InlineSpec) -> tuple[Path, dict[str, Any]]:
             "spec.yaml`; `evalution suites` lists the suites"
         )
     if not specs:
-        tests = [_declare_test(target, line.settings) for target in targets]
-        return Path(), {"engine": None, "model": None, "tests": tests}
+        content: dict[str, Any] = {"engine": None, "model": None, "tests": []}
+        for target in targets:
+            taken = _map_sections(content)
+            content["tests"].append(_declare_test(target, line.settings, taken))
+        return Path(), content
     if len(targets) > 1:
         raise ConfigurationError(f"{specs[0]} is a spec, which stands alone; run one at a time")
     path = find_spec(specs[0])
@@ -193,7 +196,13 @@ def _is_spec(target: str, *, has_model: bool) -> bool:
         return not _is_builtin_rows(target)
     if target.endswith(".json"):
         return not has_model
-    return target.endswith(SPEC_ENDINGS) or parse_path(target).is_dir()
+    if target.endswith(SPEC_ENDINGS):
+        return True
+    return parse_path(target).is_dir() and not _is_suite(target)
+
+
+def _is_suite(target: str) -> bool:
+    return normalize(target) in map(normalize, available_suites())
 
 
 def _is_builtin_rows(target: str) -> bool:
@@ -201,17 +210,27 @@ def _is_builtin_rows(target: str) -> bool:
     return f"rows/{rows}" in BUILTINS.load(name)
 
 
-def _declare_test(target: str, settings: Sequence[str]) -> dict[str, Any]:
-    """Return the declaration of a suite, of lm-eval's `lm_eval/TASK`, or of a file of rows."""
+def _declare_test(target: str, settings: Sequence[str], taken: Container[str]) -> dict[str, Any]:
+    """Return the declaration of a suite, of lm-eval's `lm_eval/TASK`, or of a file of rows.
+
+    `taken` are the names of sections that stand before it.
+    """
     package, _, task = target.partition("/")
     if normalize(package) == "lmeval" and task:
         return {"type": "lm_eval", "tasks": task}
     path = parse_path(target)
-    if not target.startswith(BUILTIN) and (":" in target or not (path.suffix or path.is_file())):
+    is_file = bool(path.suffix) or (path.is_file() and not _is_suite(target))
+    if not target.startswith(BUILTIN) and (":" in target or not is_file):
         return {"type": target}
-    options = {setting.partition("=")[0].rpartition(".")[2] for setting in settings}
-    kind = next((kind for option, kind in _ROW_SUITES.items() if option in options), "generation")
-    return {"type": kind, "name": path.stem, "data": target}
+    names = {normalize(path.stem), normalize(find_free_name(path.stem, taken))}
+    keys = [setting.partition("=")[0].rpartition(".") for setting in settings]
+    options = {(normalize(section), option) for section, _, option in keys}
+    kinds = (
+        kind
+        for option, kind in _ROW_SUITES.items()
+        if any((name, option) in options for name in (*names, normalize(kind)))
+    )
+    return {"type": next(kinds, "generation"), "name": path.stem, "data": target}
 
 
 _ROW_SUITES = {"choices": "multiple_choice", "text": "perplexity"}
@@ -274,19 +293,9 @@ def _find_sections(
 ) -> tuple[list[dict[str, Any]], list[str]]:
     """Return the mappings that a setting is for, and what of its key follows their name.
 
-    A name may have dots in it. One that several tests have, such as their type, is for all of them;
-    the second of two tests that are called `x` is `x-2` too, as in the results.
+    A name may have dots in it.
     """
-    sections: dict[str, list[dict[str, Any]]] = {
-        name: [content[name]] for name in ("engine", "model")
-    }
-    for test in content["tests"]:
-        given = (test.get(name) for name in ("name", "data", "tasks", "kind", "type"))
-        names = [PurePath(name).stem for name in given if isinstance(name, str)]
-        for name in dict.fromkeys(
-            [*names, *(find_free_name(first, sections) for first in names[:1])]
-        ):
-            sections.setdefault(name, []).append(test)
+    sections = _map_sections(content)
     parts = key.split(".")
     for end in range(len(parts) - 1, 0, -1):
         section = ".".join(parts[:end])
@@ -298,3 +307,23 @@ def _find_sections(
         f"--set {setting}: this run has no {parts[0]!r}{did_you_mean(parts[0], sections)} "
         f"(it has: {', '.join(sections)})"
     )
+
+
+def _map_sections(content: Mapping[str, Any]) -> dict[str, list[dict[str, Any]]]:
+    """Return what settings can be for, by name.
+
+    A name that several tests have, such as their type, is for all of them; the second of two tests
+    that are called `x` is `x-2` too, as in the results.
+    """
+    sections: dict[str, list[dict[str, Any]]] = {
+        name: [content[name]] for name in ("engine", "model")
+    }
+    for test in content["tests"]:
+        paths = (test.get(option) for option in ("data", "tasks", "kind", "type"))
+        stems = [PurePath(path).stem for path in paths if isinstance(path, str)]
+        names = [test["name"], *stems] if isinstance(test.get("name"), str) else stems
+        for name in dict.fromkeys(
+            [*names, *(find_free_name(first, sections) for first in names[:1])]
+        ):
+            sections.setdefault(name, []).append(test)
+    return sections

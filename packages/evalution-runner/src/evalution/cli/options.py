@@ -66,10 +66,9 @@ def _name_type(found: re.Match[str]) -> str:
 def _reword(error: Any, words: list[str]) -> str:
     """Return pydantic's complaint about an option as ours, with the value that was given."""
     text = error.message.replace("Input should be ", "must be ").partition(", unable")[0]
-    text = text.replace("greater than or equal to", "at least").replace(
-        "a valid integer", "an integer"
-    )
     names = error.param.opts if error.param is not None else ()
+    whole = "a whole number of rows" if "--limit" in names else "an integer"
+    text = text.replace("greater than or equal to", "at least").replace("a valid integer", whole)
     given = [
         following
         for word, following in itertools.pairwise((*words, ""))

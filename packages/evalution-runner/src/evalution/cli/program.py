@@ -170,6 +170,9 @@ app = make_app(
 
 def main() -> None:
     """Run the command line; a reader of stdout that leaves, such as `head`, ends it silently."""
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+        if getattr(sys, name) is None:  # closed by the caller: no file may take its number
+            setattr(sys, name, os.fdopen(_open_nowhere(), mode))
     for stream in (sys.stdout, sys.stderr):
         replace_lacking_signs(stream)
     try:
@@ -191,6 +194,12 @@ def main() -> None:
             file=sys.stderr,
         )
         sys.exit(EXIT_FAILED)
+
+
+def _open_nowhere() -> int:
+    descriptor = os.open(os.devnull, os.O_RDWR)
+    os.set_inheritable(descriptor, True)  # as the streams of processes are
+    return descriptor
 
 
 def _is_stdout_broken() -> bool:

@@ -10,6 +10,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import replace
 from datetime import datetime
 from functools import partial
+from pathlib import Path
 from signal import SIGINT, Signals
 from types import FrameType
 from typing import Annotated
@@ -26,7 +27,8 @@ from evalution.progress import is_quiet
 from evalution.progress_bar import make_terminal_progress
 from evalution.redaction import mask_text
 from evalution.results import RunResult
-from evalution.runs.options import DefaultFolder, RunOptions
+from evalution.rows.local import BUILTIN
+from evalution.runs.options import DefaultFolder, RunOptions, TooManyFailuresError
 from evalution.runs.preflight import parse_tests
 from evalution.runs.run import Run
 from evalution.table import list_complaints, make_console, make_result_table
@@ -158,6 +160,7 @@ def run(
             _show_choice(document.choice)
         if print_spec:
             print(document.to_yaml(limit), end="")
+            _note_folder(line.targets[0], document.path)
             return
         _check_one_engine(loaded, line.targets[0])
         options = RunOptions(
@@ -183,6 +186,14 @@ def _show_choice(choice: EngineChoice) -> None:
         return
     text = f"engine {choice.engine}: {choice.reason}; --engine NAME takes another"
     print(mask_text(text), file=sys.stderr, flush=True)
+
+
+def _note_folder(target: str, path: Path) -> None:
+    """Write where a printed spec belongs, if that isn't the working folder."""
+    folder = path.resolve().parent if path.name else Path.cwd()
+    if folder != Path.cwd() and not target.startswith(BUILTIN) and not is_quiet():
+        text = f"relative paths in this spec start from {folder}; save it in that folder"
+        print(mask_text(text), file=sys.stderr)
 
 
 def _check_choice(output: str | None, *, fresh: bool, retry_failed: bool) -> None:
@@ -212,6 +223,8 @@ def _run_and_show(handle: Run, loaded: Spec, make_command: Callable[[RunResult],
         raise
     finally:
         if handle.has_begun:
+            # The weights of a live model may have changed since.
+            can_resume &= loaded.backend is None or handle.engine["identity"] is not None
             _show(handle.result, make_command(handle.result) if can_resume else None)
 
 
@@ -245,7 +258,8 @@ def _format_resume_command(
         words += ["--cache", cache]
     if is_code_allowed():
         words.append("--allow-code")
-    if result.failed:
+    has_too_many = (result.error or {}).get("type") == TooManyFailuresError.__name__
+    if result.failed or has_too_many:  # which ends its suite before that has a result
         words.append("--retry-failed")
     return mask_text(shlex.join(words))
 

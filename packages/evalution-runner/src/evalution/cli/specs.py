@@ -44,6 +44,8 @@ def validate(spec: SpecArgument, debug: DebugOption = False) -> None:
             count = suite.check_samples()
             rows = "1 row" if count == 1 else f"{count} rows"
             print(f"test {names[-1]}: {type(suite).__name__}, {rows}")
+            for notice in suite.list_notices({}, 0):
+                typer.echo(mask_text(f"{names[-1]}: {notice}"), err=True)
         print(f"{spec} is valid")
 
 

@@ -8,8 +8,10 @@ free.
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Iterator, Mapping
+from functools import cache
 from typing import Any, cast
 
 from evalution.user_input import check_code_permission
@@ -19,6 +21,7 @@ _PLUGINS = frozenset({"backend", "engine", "kind", "tests", "type"})
 _OURS = re.compile(r"evalution(_\w+)?(\.[a-z]\w*)*:\w+")
 _CODE = frozenset(
     {
+        "allow_all_kernels",  # of anybody, from the Hub
         "confirm_run_unsafe_code",
         "include_path",  # lm-eval's tasks name functions
         "python",
@@ -30,60 +33,84 @@ _CODE = frozenset(
 _ARGUMENTS = re.compile(r"(?!chat_template|gen)\w*kwargs")
 """Names of options that hold any argument of a runtime."""
 _CODE_ARGUMENT = re.compile(
-    r"custom_|(^|_)(cls|class(_overrides)?|module(_path)?|plugin|processors?|executor_backend)$"
+    r"^custom_|(^|_)(cls|class(_(name|overrides))?|module(_path)?|plugin|processors?"
+    r"|executor_backend|addr(ess)?|ip|init_method)$"
 )
 _DOTTED = re.compile(r"[A-Za-z_]\w*([.:][A-Za-z_]\w*)+|.*\.py")
-_HUB_KERNEL = re.compile(r".*/.*")
+_ATTENTION = "attn_implementation"
+"""Part of the names by which Transformers takes it, the fields of its configuration included."""
 _CLUSTER = re.compile(r"ray://.*|.*:\d+")
-"""Ray's answers are unpickled."""
+"""Ray's answers are unpickled, and so are those of a runtime's other processes."""
+_ROWS = ("data", "fewshot_data")
 
 
 def check_named_code(document: Mapping[str, Any]) -> None:
     """Raise `ConfigurationError` for the first place that names code, unless code is allowed."""
     for key, value in _walk(document):
         if _is_code(key, value):
-            check_code_permission(f"{key}: {value!s:.200}")
+            shown = "…" if isinstance(value, dict | list) else " ".join(str(value).split())
+            check_code_permission(f"{key}: {shown:.200}")
 
 
 def _walk(document: Mapping[str, Any]) -> Iterator[tuple[str, object]]:
-    """Yield the plain values with their keys; a list's members have the key of the list.
+    """Yield the values with their keys; a list's members have the key of the list.
 
-    The key of a runtime's argument begins with `kwargs.`. Rows within a spec are left out.
+    So have those of a mapping of attentions. The key of a runtime's argument begins with `kwargs.`,
+    also within JSON in a text, and that of a value for lm-eval's tasks with `metadata.`. Rows
+    within a spec are left out.
     """
     waiting: list[tuple[str, object]] = [("", document)]
     seen: set[tuple[str, int]] = set()
+    parse = cache(_parse_json)  # and held: `seen` knows values by the place where they lie
     while waiting:
         key, value = waiting.pop()
         if not isinstance(value, dict | list):
             yield key, value
+            if key.startswith("kwargs.") and isinstance(value, str) and value.lstrip()[:1] in "{[":
+                waiting.append((key, parse(value)))
         elif (place := (key, id(cast(object, value)))) not in seen:
             seen.add(place)
-            if key in _CODE and value:
-                yield key, "…"
+            yield key, cast(object, value)
             if isinstance(value, list):
                 waiting += [(key, member) for member in cast("list[object]", value)]
                 continue
             is_argument = key.startswith("kwargs.") or _ARGUMENTS.fullmatch(key)
-            prefix = "kwargs." if is_argument else ""
+            is_metadata = key == "metadata" or key.startswith("metadata.")
+            prefix = "kwargs." if is_argument else "metadata." if is_metadata else ""
             members = cast("dict[Any, object]", value).items()
-            waiting += [(f"{prefix}{name}", each) for name, each in members if name != "data"]
+            waiting += [(f"{prefix}{name}", each) for name, each in members if name not in _ROWS]
+            if _ATTENTION in key:
+                waiting += [(key, each) for _, each in members]
+
+
+def _parse_json(text: str) -> object:
+    """Return the value of JSON, None if it's none."""
+    try:
+        return json.loads(text)
+    except RecursionError:  # which another parser may get to the end of
+        check_code_permission(f"JSON that is nested too deeply to be checked, {text:.80}…")
+    except ValueError:
+        pass
+    return None
 
 
 def _is_code(key: str, value: object) -> bool:
-    name = key.removeprefix("kwargs.")
-    text = value.replace(" ", "") if isinstance(value, str) else ""
+    name = key.removeprefix("kwargs.").removeprefix("metadata.")
+    text = "".join(value.split()) if isinstance(value, str) else ""
     if name in _CODE:
         return bool(value)
-    if name in _PLUGINS:
-        return ":" in text and not _OURS.fullmatch(text)
-    if name == "address":
-        return _CLUSTER.fullmatch(text) is not None
-    if name == "execute":
-        return text == "partial"
-    if name == "tasks":
-        return text.endswith((".yaml", ".yml"))
-    if name == "attn_implementation":
-        return _HUB_KERNEL.fullmatch(text) is not None
-    if key == name or not value:
-        return False
-    return bool(_CODE_ARGUMENT.search(name) or _DOTTED.fullmatch(text))
+    if name == "weights_only":  # or pickles are loaded
+        return value is not True
+    is_named = (
+        (name in _PLUGINS and ":" in text and not _OURS.fullmatch(text))
+        or (name == "address" and _CLUSTER.fullmatch(text))
+        or (name == "execute" and text == "partial")
+        or (name == "tasks" and text.endswith((".yaml", ".yml")))
+        or (_ATTENTION in name and "/" in text)
+    )
+    if is_named or key == name or not value:
+        return bool(is_named)
+    if key.startswith("metadata."):  # tasks load tokenizers by it, with their code
+        return bool(text)
+    is_code = _CODE_ARGUMENT.search(name) or _DOTTED.fullmatch(text)
+    return bool(is_code) or text.startswith(("ray://", "tcp://"))
