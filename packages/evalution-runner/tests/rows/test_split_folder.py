@@ -63,11 +63,61 @@ def test_shards_of_several_configs_are_no_split(tmp_path: Path) -> None:
     write(tmp_path / "a" / "test-00000-of-00001.parquet", [1])
     write(tmp_path / "b" / "test-00000-of-00001.parquet", [2])
     with pytest.raises(ConfigurationError) as caught:
-        ids(tmp_path, config="c")
+        ids(tmp_path)
     assert str(caught.value) == (
         f"{tmp_path} holds the split 'test' more than once; name one of: "
         f"{tmp_path / 'a'}, {tmp_path / 'b'}"
     )
+
+
+def test_shards_of_another_config_are_none(tmp_path: Path) -> None:
+    write(tmp_path / "ARC-Challenge" / "test-00000-of-00001.parquet", [1])
+    with pytest.raises(ConfigurationError) as caught:
+        ids(tmp_path, config="ARC-Easy")
+    assert str(caught.value) == (
+        f"{tmp_path} holds no split 'test': none of test.jsonl, test.ndjson, test.parquet or "
+        "test-*.parquet (nor in its folder ARC-Easy); it holds ARC-Challenge; a split of that name "
+        "lies in ARC-Challenge"
+    )
+    write(tmp_path / "data" / "test-00000-of-00001.parquet", [2])
+    assert ids(tmp_path, config="ARC-Easy") == [2]
+    assert ids(tmp_path / "ARC-Challenge", config="ARC-Easy") == [1]
+
+
+def test_shards_are_all_that_their_names_count(tmp_path: Path) -> None:
+    for shard in (0, 2):
+        write(tmp_path / "data" / f"test-0000{shard}-of-00004-0f1e.parquet", [shard])
+    with pytest.raises(ConfigurationError) as caught:
+        ids(tmp_path)
+    assert str(caught.value) == (
+        f"{tmp_path / 'data'} holds a part of the split 'test' alone: test-00001-of-00004.parquet, "
+        "test-00003-of-00004.parquet are missing; download the whole split"
+    )
+
+
+def test_shards_may_be_counted_from_one(tmp_path: Path) -> None:
+    for shard in (2, 3):
+        write(tmp_path / f"test-0000{shard}-of-00003.parquet", [shard])
+    with pytest.raises(ConfigurationError, match=r"alone: test-00001-of-00003\.parquet is missing"):
+        ids(tmp_path)
+    write(tmp_path / "test-00001-of-00003.parquet", [1])
+    assert ids(tmp_path) == [1, 2, 3]
+
+
+@pytest.mark.parametrize(
+    "names",
+    [
+        ["test-00000-of-00001", "test-00000-of-00002", "test-00001-of-00002"],
+        ["test-00000-of-00001", "test-00000-of-00001-abc"],
+    ],
+)
+def test_split_that_is_there_twice_is_refused(tmp_path: Path, names: list[str]) -> None:
+    for name in names:
+        write(tmp_path / f"{name}.parquet", [1])
+    with pytest.raises(ConfigurationError) as caught:
+        ids(tmp_path)
+    assert str(caught.value).startswith(f"{tmp_path} holds the split 'test' more than once: test-0")
+    assert str(caught.value).endswith("; delete those of an older version")
 
 
 def test_a_split_that_is_absent_says_what_was_looked_for(tmp_path: Path) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Sequence, Set
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from importlib import import_module
@@ -11,7 +11,16 @@ from pathlib import Path
 from typing import Any, cast, overload
 
 from evalution.error_boundary import wrap_errors
-from evalution.rows.local import HUB, Data, Row, Rows, check_row, file_rows, number_rows
+from evalution.rows.local import (
+    HUB,
+    Data,
+    Row,
+    Rows,
+    check_row,
+    file_rows,
+    number_rows,
+    rows_path,
+)
 from evalution.user_input import path_errors
 from evalution_core import ConfigurationError
 
@@ -92,6 +101,22 @@ def open_rows(data: Data) -> HubRows | Rows:
     return HubRows(found["path"], found["config"], found["split"], found["revision"])
 
 
+def is_same_data(one: Data, other: Data) -> bool:
+    """Report whether both are the same rows: one file however it is named, or equal rows in memory.
+
+    Raises:
+        ConfigurationError: there is no such file.
+    """
+    first, second = Rows(one).source, Rows(other).source
+    if first is None or second is None:
+        return one is other or (first is second and one == other)
+    if HUB in (first[: len(HUB)], second[: len(HUB)]):
+        return first == second
+    left, right = rows_path(first), rows_path(second)
+    with path_errors(left):
+        return left.samefile(right)
+
+
 def read_saved_rows(folder: Path) -> Iterator[Row]:
     """The rows of a data set that `datasets` wrote to a folder with `save_to_disk`.
 
@@ -133,15 +158,16 @@ def _library(doing: str) -> Any:
 
 
 _ENDINGS = ("jsonl", "ndjson", "parquet")
+_SHARD = re.compile(r"-(\d{5})-of-(\d{5})(?!\d)")
 
 
 @dataclass(frozen=True, slots=True)
 class SplitFolder:
     """The rows of one split: `<split>.jsonl`, `.ndjson` or `.parquet`, or a Hub repository's files.
 
-    Of a snapshot of a Hub repository it takes `<split>-*.parquet` wherever they lie, and only
-    those under a folder called `config` where there is one. What `datasets` wrote with
-    `save_to_disk` is read through `datasets`.
+    Of a snapshot of a Hub repository it takes `<split>-*.parquet` wherever they lie; with `config`
+    those under a folder of that name, or else in the folder itself or in its `data`. What
+    `datasets` wrote with `save_to_disk` is read through `datasets`.
     """
 
     folder: Path
@@ -179,10 +205,11 @@ class SplitFolder:
             for ending in _ENDINGS:
                 if (file := base / f"{self.split}.{ending}").is_file():
                     return [file]
-        shards = sorted(self.folder.rglob(f"{self.split}-*.parquet"))
+        shards = found = sorted(self.folder.rglob(f"{self.split}-*.parquet"))
         if self.config:
             below = [f for f in shards if self.config in f.relative_to(self.folder).parts[:-1]]
-            shards = below or shards
+            own = (self.folder, self.folder / "data")
+            shards = below or [shard for shard in shards if shard.parent in own]
         folders = sorted({str(shard.parent) for shard in shards})
         if len(folders) > 1:
             raise ConfigurationError(
@@ -190,15 +217,52 @@ class SplitFolder:
                 f"{', '.join(folders)}"
             )
         if not shards:
-            raise ConfigurationError(self._absence())
+            raise ConfigurationError(self._absence(found))
+        self._check_complete(shards)
         return shards
 
-    def _absence(self) -> str:
+    def _check_complete(self, shards: Sequence[Path]) -> None:
+        """Refuse a part of the files whose number their names have: `-00000-of-00002`."""
+        numbered = [
+            (int(found[1]), found[2]) for shard in shards if (found := _SHARD.search(shard.name))
+        ]
+        held = set(numbered)
+        counts = sorted({count for _, count in held})
+        missing = [
+            f"{self.split}-{number:05}-of-{count}.parquet"
+            for count in counts
+            for number in _list_numbers(held, count)
+            if (number, count) not in held
+        ]
+        if missing:
+            raise ConfigurationError(
+                f"{shards[0].parent} holds a part of the split {self.split!r} alone: "
+                f"{_list_some(missing)} {'is' if len(missing) == 1 else 'are'} missing; download "
+                "the whole split"
+            )
+        if len(counts) > 1 or len(held) < len(numbered):
+            raise ConfigurationError(
+                f"{shards[0].parent} holds the split {self.split!r} more than once: "
+                f"{_list_some([shard.name for shard in shards])}; delete those of an older version"
+            )
+
+    def _absence(self, elsewhere: Sequence[Path]) -> str:
         names = ", ".join(f"{self.split}.{ending}" for ending in _ENDINGS)
         where = f" (nor in its folder {self.config})" if self.config else ""
-        found = sorted(path.name for path in self.folder.iterdir())
-        listed = ", ".join(found[:8]) + (", …" if len(found) > 8 else "")
+        listed = _list_some(sorted(path.name for path in self.folder.iterdir()))
+        others = sorted({str(shard.parent.relative_to(self.folder)) for shard in elsewhere})
+        hint = f"; a split of that name lies in {_list_some(others)}" if others else ""
         return (
             f"{self.folder} holds no split {self.split!r}: none of {names} or "
-            f"{self.split}-*.parquet{where}; it holds {listed or 'nothing'}"
+            f"{self.split}-*.parquet{where}; it holds {listed or 'nothing'}{hint}"
         )
+
+
+def _list_numbers(held: Set[tuple[int, str]], count: str) -> range:
+    """Return the numbers of `count` shards: from 0, or where the last alone is over, from 1."""
+    begin = int((0, count) not in held and (int(count), count) in held)
+    return range(begin, begin + int(count))
+
+
+def _list_some(names: Sequence[str]) -> str:
+    return ", ".join(names[:8]) + (", …" if len(names) > 8 else "")

@@ -8,16 +8,15 @@ from __future__ import annotations
 import csv
 import json
 import os
-import zipfile
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from itertools import chain
+from itertools import chain, zip_longest
 from pathlib import Path
 from shlex import quote
 from typing import Any, Protocol, cast
 
-from evalution.hints import import_extra
+from evalution.rows.tables import check_size, read_parquet, read_sheet
 from evalution.user_input import parse_path, path_errors
 from evalution_core import ConfigurationError
 from evalution_core.builtins import builtin_path
@@ -28,7 +27,7 @@ HUB = "hub:"
 Data = str | os.PathLike[str] | Sequence[Mapping[str, Any]]
 """A path, `builtin:<name>/<rows>`, `hub:<name>:<split>`, or the rows themselves."""
 LONGEST_LINE = 64 << 20
-"""Bytes of a line, and characters of a field of a table."""
+"""Bytes of a line and of a row of Parquet, and characters of a text."""
 LARGEST_WHOLE_FILE = 1 << 30
 """Bytes of a file that is read as a whole, a .json list or an unpacked workbook."""
 MOST_COLUMNS = 10_000
@@ -169,22 +168,6 @@ def file_rows(path: Path) -> Iterator[Row]:
     return read(path)
 
 
-def is_same_data(one: Data, other: Data) -> bool:
-    """Report whether both are the same rows: one file however it is named, or equal rows in memory.
-
-    Raises:
-        ConfigurationError: there is no such file.
-    """
-    first, second = Rows(one).source, Rows(other).source
-    if first is None or second is None:
-        return one is other or (first is second and one == other)
-    if HUB in (first[: len(HUB)], second[: len(HUB)]):
-        return first == second
-    left, right = rows_path(first), rows_path(second)
-    with path_errors(left):
-        return left.samefile(right)
-
-
 def rows_path(data: str) -> Path:
     """The file behind a path or a `builtin:<name>/<rows>`.
 
@@ -208,6 +191,10 @@ def rows_path(data: str) -> Path:
             near = nearest_name(path.name, (p.name for p in _siblings(path)), cutoff=0.75)
             hint = f"; did you mean {near!r}?" if near else ""
             raise ConfigurationError(f"there is no file {path}{hint}")
+        if path.is_fifo():
+            raise ConfigurationError(
+                f"{path} is a pipe, and rows are read more than once; write them to a file first"
+            )
     return path
 
 
@@ -234,7 +221,7 @@ def check_row(row: Row) -> Row:
         )
     for column, value in row.columns.items():
         # Most columns are plain, and every row comes by here twice.
-        is_plain = value.isascii() if type(value) is str else type(value) in _NO_TEXT
+        is_plain = type(value) in _NO_TEXT or (type(value) is str and _is_plain_text(value))
         if not is_plain and (problem := _find_problem(value)):
             raise ConfigurationError(f"{row.place}: column {column!r} {problem}")
     return row
@@ -243,12 +230,18 @@ def check_row(row: Row) -> Row:
 _NO_TEXT = frozenset({int, float, bool, type(None)})
 
 
+def _is_plain_text(text: str) -> bool:
+    return text.isascii() and len(text) <= LONGEST_LINE
+
+
 def _find_problem(value: object) -> str | None:
     level, depth = [value], 0
     while level:
         members: list[object] = []
         for found in level:
-            if isinstance(found, str) and not found.isascii():
+            if isinstance(found, str) and not _is_plain_text(found):
+                if len(found) > LONGEST_LINE:
+                    return f"holds a text of {len(found)} characters, more than {LONGEST_LINE}"
                 try:
                     found.encode()
                 except UnicodeEncodeError:
@@ -261,15 +254,6 @@ def _find_problem(value: object) -> str | None:
         if depth > DEEPEST_VALUE and level:
             return f"is nested too deeply, over {DEEPEST_VALUE} levels"
     return None
-
-
-def _check_size(path: Path, size: int) -> None:
-    """Refuse a file that would fill the memory."""
-    if size > LARGEST_WHOLE_FILE:
-        raise ConfigurationError(
-            f"{path} holds {size} bytes, and is read as a whole up to {LARGEST_WHOLE_FILE}; make "
-            "a .jsonl file of it, which is read line by line"
-        )
 
 
 def decode_lines(path: Path) -> Iterator[str]:
@@ -311,7 +295,7 @@ def _jsonl_rows(path: Path) -> Iterator[Row]:
 
 def _json_rows(path: Path) -> Iterator[Row]:
     with path_errors(path):
-        _check_size(path, path.stat().st_size)
+        check_size(path, path.stat().st_size, LARGEST_WHOLE_FILE)
     try:
         found: object = json.loads("".join(decode_lines(path)))
     except json.JSONDecodeError as error:
@@ -351,7 +335,7 @@ def _csv_rows(path: Path) -> Iterator[Row]:
             place, start = f"{path}, line {start}", reader.line_num + 1
             if not names:
                 names = _check_header(place, fields)
-            elif fields:
+            elif any(fields):  # a spreadsheet ends with lines of separators alone
                 if len(fields) != len(names):
                     raise ConfigurationError(
                         f"{place}: there are {len(fields)} fields, and the header has {len(names)} "
@@ -394,18 +378,7 @@ def _json_object(path: Path, number: int, line: str) -> dict[str, Any]:
 
 
 def _parquet_rows(path: Path) -> Iterator[Row]:
-    return number_rows(_read_parquet(path), f"{path}, row {{}}")
-
-
-def _read_parquet(path: Path) -> Iterator[dict[str, Any]]:
-    arrow = import_extra("pyarrow", "parquet", f"reading {path}", "pyarrow")
-    parquet = import_extra("pyarrow.parquet", "parquet", f"reading {path}", "pyarrow")
-    try:
-        with parquet.ParquetFile(path) as file:
-            for batch in file.iter_batches(batch_size=256):
-                yield from batch.to_pylist()
-    except (arrow.ArrowException, OSError, ValueError) as error:
-        raise ConfigurationError(f"{path} can't be read as Parquet: {error}") from error
+    return number_rows(read_parquet(path, LONGEST_LINE), f"{path}, row {{}}")
 
 
 def _sheet_rows(path: Path) -> Iterator[Row]:
@@ -414,51 +387,24 @@ def _sheet_rows(path: Path) -> Iterator[Row]:
     A whole number is one without a fraction, a date is text as in ISO 8601; of a formula it is the
     value that was saved.
     """
-    lines = enumerate(_read_sheet(path), start=1)
     names: list[str] = []
     index = 0
-    for number, cells in lines:
-        values = [_plain_cell(cell) for cell in cells]
+    for number, cells in enumerate(read_sheet(path, LARGEST_WHOLE_FILE), start=1):
+        values = [int(c) if isinstance(c, float) and c.is_integer() else c for c in cells]
         place = f"{path}, line {number}"
-        if not any(value != "" for value in values):
+        if not values:
             continue
         if not names:
-            while values[-1] == "":
-                values.pop()
             names = _check_header(place, [str(value) for value in values])
-        elif any(value != "" for value in values[len(names) :]):
+        elif len(values) > len(names):
             raise ConfigurationError(
                 f"{place}: there is a value in a column that the first line doesn't name "
                 f"(columns: {', '.join(names)})"
             )
         else:
-            yield check_row(Row(index, place, dict(zip(names, values, strict=False))))
+            columns = dict(zip_longest(names, values, fillvalue=""))
+            yield check_row(Row(index, place, columns))
             index += 1
-
-
-def _read_sheet(path: Path) -> Iterable[Sequence[Any]]:
-    calamine = import_extra("python_calamine", "excel", f"reading {path}", "python-calamine")
-    try:
-        if zipfile.is_zipfile(path):
-            with zipfile.ZipFile(path) as archive:
-                _check_size(path, sum(member.file_size for member in archive.infolist()))
-        with calamine.CalamineWorkbook.from_path(str(path)) as book:
-            sheets = [book.get_sheet_by_name(name) for name in book.sheet_names]
-            named = {sheet.name: sheet for sheet in sheets if sheet.total_height}
-            if len(named) > 1:
-                raise ConfigurationError(
-                    f"{path} has {len(named)} sheets with rows ({', '.join(named)}); save the one "
-                    "that is meant as a workbook or CSV file of its own"
-                )
-            return [row for sheet in named.values() for row in sheet.to_python(False)]
-    except (calamine.CalamineError, zipfile.BadZipFile, OSError) as error:
-        raise ConfigurationError(f"{path} can't be read as a workbook: {error}") from error
-
-
-def _plain_cell(value: Any) -> Any:
-    if isinstance(value, float) and value.is_integer():
-        return int(value)
-    return value if isinstance(value, bool | int | float | str) else str(value)
 
 
 _READERS: dict[str, Callable[[Path], Iterator[Row]]] = {
