@@ -1,8 +1,10 @@
 from __future__ import annotations
 
 import json
+import re
 import sys
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -11,14 +13,22 @@ import numpy as np
 import pytest
 
 import evalution
+from evalution.fidelity import measurement
+from evalution.fidelity.comparisons import JOURNAL, ComparisonJournal
+from evalution.fidelity.lockstep import WindowComparison, compare_windows
 from evalution.fidelity.measurement import FidelityOptions, measure_fidelity
-from evalution.fidelity.result import FidelityResult, GreedyDivergence
+from evalution.fidelity.requests import Window
+from evalution.fidelity.result import ChoiceFlips, FidelityResult, GreedyDivergence
 from evalution.fidelity.sides import LiveSession
 from evalution.fidelity.summary import ArmRecord, compare_completions
 from evalution.fidelity.table import make_fidelity_table
 from evalution.fidelity.wording import describe_result
+from evalution.journal.database import JournalError
+from evalution.journal.store import Journal
+from evalution.progress import Progress
 from evalution.rows.local import rows_path
 from evalution.runs.preflight import EngineAndModel
+from evalution.suites.tasks.truthfulqa import TruthfulQAMC2
 from evalution_core import (
     BaseEngine,
     Capability,
@@ -43,6 +53,20 @@ from evalution_reference.options import ReferenceOptions
 from evalution_reference.session import ReferenceSession
 
 
+class ShownSuites(Progress):
+    """The suites that were begun, and how many were closed."""
+
+    def __init__(self) -> None:
+        self.names: list[str] = []
+        self.closed = 0
+
+    def suite_started(self, name: str, total: int) -> None:
+        self.names.append(name)
+
+    def suite_finished(self) -> None:
+        self.closed += 1
+
+
 @register_engine("Drifting")
 @dataclass(slots=True)
 class Drifting(ReferenceOptions, BaseEngine):
@@ -50,7 +74,8 @@ class Drifting(ReferenceOptions, BaseEngine):
 
     A window shorter than `shortest` fails, and one after `ends_after` others is interrupted as by
     Ctrl-C. `trims` tokens are left out of rows, and a `mute` one generates nothing; a folder named
-    `unloadable` is refused.
+    `unloadable` is refused, one named `large` doesn't fit, and of one named `failing` all windows
+    fail.
     """
 
     capabilities = CAPABILITIES
@@ -68,6 +93,8 @@ class Drifting(ReferenceOptions, BaseEngine):
     def build(self, model: Model) -> ReferenceSession:
         if str(model.path).endswith("unloadable"):
             raise ConfigurationError("Drifting can't load what is unloadable")
+        if str(model.path).endswith("large"):
+            raise RuntimeError("CUDA out of memory. Tried to allocate 20 GiB")
         folder = find_folder(model)
         config, weights = load_checkpoint(folder)
         llama = Llama(config, weights, "float64")
@@ -101,7 +128,7 @@ class _Session(ReferenceSession):
             if self._read == engine.ends_after:
                 raise KeyboardInterrupt
             self._read += 1
-            if len(span.token_ids) < engine.shortest:
+            if len(span.token_ids) < engine.shortest or str(self._model.path).endswith("failing"):
                 raise ValueError("this window fails")
             generator = np.random.default_rng(list(span.token_ids))
             for block in super()._compute_rows([span]):
@@ -222,19 +249,58 @@ def test_control_is_found_and_takes_the_engines_share_off(other: Callable[[str],
     assert cost / floor == pytest.approx(3, rel=0.2)  # twice the noise, four times the divergence
 
 
-def test_control_that_cannot_be_loaded_is_a_note(other: Callable[[str], Model]) -> None:
-    reference = EngineAndModel(Reference(), other("unloadable"))
-    found = measure_fidelity(reference, drift(noise=0.1), [PROSE], FidelityOptions(window=64))
-    assert found.control is None
-    assert found.notes == ["no control: Drifting can't load what is unloadable"]
-    assert "can't be separated" in describe_result(found)[0]
-
-
-def test_given_control_that_cannot_be_loaded_ends_the_measurement(
-    other: Callable[[str], Model],
+@pytest.mark.parametrize(
+    ("name", "reason"),
+    [
+        ("unloadable", "Drifting can't load what is unloadable"),
+        ("large", "engine Drifting could not load .*large: RuntimeError: CUDA out of memory.*"),
+        ("failing", "control: nothing of suite 'prose' could be compared: .*this window fails"),
+    ],
+)
+def test_control_that_fails_is_a_note(
+    other: Callable[[str], Model], name: str, reason: str
 ) -> None:
-    with pytest.raises(ConfigurationError, match="can't load what is unloadable"):
-        measure(drift(noise=0.1), control=drift(other("unloadable")))
+    reference = EngineAndModel(Reference(), other(name))
+    options = FidelityOptions(window=64)
+    found = measure_fidelity(reference, drift(noise=0.1), [PROSE], options)
+    assert found.control is None
+    assert re.fullmatch(f"no control: {reason}", found.notes[-1])
+    assert "can't be separated" in describe_result(found)[0]
+    with pytest.raises(EvalutionError, match=reason):
+        measure(drift(noise=0.1), control=drift(reference.model))
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt, JournalError("the disk is full")])
+def test_interruption_and_a_full_disk_end_the_measurement_of_a_control(
+    other: Callable[[str], Model], monkeypatch: pytest.MonkeyPatch, error: Any
+) -> None:
+    record = ComparisonJournal.record_window
+
+    def fail(journal: ComparisonJournal, arm: str, *rest: Any) -> None:
+        if arm == "control":
+            raise error
+        record(journal, arm, *rest)
+
+    monkeypatch.setattr(ComparisonJournal, "record_window", fail)
+    with pytest.raises(error if isinstance(error, type) else JournalError):
+        measure(drift(other("quantised"), noise=0.1))
+
+
+def test_progress_of_a_control_that_fails_is_closed(
+    other: Callable[[str], Model], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shown = ShownSuites()
+
+    def fail(*sides: Any) -> Iterator[WindowComparison]:
+        if (shown.names or [""])[-1].startswith("control"):
+            raise EngineRuntimeError("the rows of window 1 are incomplete")
+        return compare_windows(*sides)
+
+    monkeypatch.setattr(measurement, "compare_windows", fail)
+    candidate, options = drift(other("quantised")), FidelityOptions(window=64, limit=2)
+    found = measure_fidelity(EXACT, candidate, [PROSE], options, progress=shown)
+    assert found.notes[-1] == "no control: the rows of window 1 are incomplete"
+    assert (shown.names, shown.closed) == (["candidate: prose", "control: prose"], 2)
 
 
 def test_live_sessions_give_the_same_and_stay_open(other: Callable[[str], Model]) -> None:
@@ -318,6 +384,82 @@ def test_folder_of_other_options_is_refused(tmp_path: Path, option: str, message
     measure(rowless, output=tmp_path, **{option: 2})
     with pytest.raises(ConfigurationError, match=message):
         measure(rowless, output=tmp_path, **{option: 50})
+
+
+def test_folder_of_another_arithmetic_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    measure(drift(noise=0.3), output=tmp_path)
+    found = {"device": "cpu", "dtype": "bfloat16"}  # as of an option that is left to the engine
+    monkeypatch.setattr(_Session, "describe_execution", lambda _: found)
+    with pytest.raises(ConfigurationError, match=r"candidate\.dtype was 'float64', now 'bfloat16'"):
+        measure(drift(noise=0.3), output=tmp_path)
+
+
+@pytest.mark.parametrize("lacks", [("device", "dtype", "step"), ("device", "dtype"), ("step",)])
+def test_folder_of_an_older_version_goes_on(
+    tmp_path: Path, lacks: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[Window] = []
+
+    def compare(reference: Any, side: Any, windows: Sequence[Window]) -> Any:
+        asked.extend(windows)
+        return compare_windows(reference, side, windows)
+
+    found = measure(drift(noise=0.3), output=tmp_path)
+    with closing(Journal.open(tmp_path / JOURNAL)) as journal:
+        for section in ("reference", "candidate"):
+            declared = journal.read_declared(section)[section]
+            assert set(lacks) < set(declared)
+            older = {name: value for name, value in declared.items() if name not in lacks}
+            journal.declare({section: older})
+    monkeypatch.setattr(measurement, "compare_windows", compare)
+    assert measure(drift(noise=0.3), output=tmp_path).overall == found.overall
+    assert asked == []
+
+
+def test_any_of_several_right_choices_is_right() -> None:
+    """With nothing but right choices, another answer is no flip; with one, some are."""
+    flips: list[ChoiceFlips | None] = []
+    for labels in ([1, 1, 1], [1, 0, 0]):
+        targets = {"choices": ["aa", "bb", "cc"], "labels": labels}
+        rows = [{"question": f"What is {at}?", "mc2_targets": targets} for at in range(40)]
+        left, right = (EngineAndModel(Mock(max_model_len=4000), Model(name)) for name in "ab")
+        found = measure_fidelity(left, right, [TruthfulQAMC2(data=rows)])
+        flips.append(found.suites[0].candidate.flips)
+    several, single = flips
+    assert several is not None
+    assert single is not None
+    assert several.changed == single.changed > 0
+    assert (several.right_to_wrong, several.wrong_to_right) == (0, 0)
+    assert single.right_to_wrong + single.wrong_to_right > 0
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"window": -5}, "window must be at least 2, got -5"),
+        ({"window": 1}, "window must be at least 2, got 1"),
+        ({"window": 64.0}, "window must be an int, got 64.0"),
+        ({"top": 0}, "top must be at least 1, got 0"),
+        ({"top": None}, "top must be an int, got None"),
+    ],
+)
+def test_counts_out_of_range_are_refused(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigurationError) as error:
+        FidelityOptions(**options)
+    assert str(error.value) == message
+
+
+@pytest.mark.parametrize("length", [2, 16, 33])
+def test_free_completions_fit_into_a_short_window(length: int) -> None:
+    left, right = (EngineAndModel(Mock(max_model_len=length), Model(name)) for name in "ab")
+    text = evalution.Perplexity(data=[{"text": "hello world " * 10}], text="text")
+    found = measure_fidelity(left, right, [text])
+    greedy = found.overall.candidate.greedy
+    assert found.notes == []
+    assert greedy is not None
+    assert greedy.prompts > 0
 
 
 def test_one_question_is_one_document_with_its_answer() -> None:

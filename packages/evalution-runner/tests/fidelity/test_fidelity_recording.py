@@ -3,21 +3,35 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 import evalution
+from evalution.environment import Environment
 from evalution.fidelity import (
     FidelityOptions,
     measure_fidelity,
+    read_text_suite,
     record_reference,
 )
+from evalution.fidelity.lockstep import Blocks
+from evalution.fidelity.requests import Window
+from evalution.fidelity.sides import LiveSide
+from evalution.progress import Progress
 from evalution.runs.preflight import EngineAndModel
-from evalution_core import ConfigurationError, Model, UnsupportedRequestError
-from evalution_enginekit.mock import Mock
+from evalution_core import (
+    ConfigurationError,
+    EngineRuntimeError,
+    Model,
+    RequestFailure,
+    UnsupportedRequestError,
+)
+from evalution_enginekit.mock import Mock, MockSession
 from evalution_reference import Reference
 
 EXACT = EngineAndModel(Reference(dtype="float64"), Model("builtin:tiny"))
@@ -39,6 +53,30 @@ def test_recorded_rows_give_nearly_the_figures_of_live_ones(tmp_path: Path) -> N
     assert record_reference(EXACT, [PROSE], file, OPTIONS) == count
 
 
+def test_progress_of_a_recording_that_fails_is_closed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    events: list[str] = []
+
+    class Shown(Progress):
+        def suite_started(self, name: str, total: int) -> None:
+            events.append(name)
+
+        def suite_finished(self) -> None:
+            events.append("closed")
+
+    class Failing:
+        def read(self, windows: Sequence[Window]) -> Blocks:
+            if len(windows) == 1:  # by which the size of the vocabulary is seen
+                yield 0, np.zeros((1, 40), np.float32)
+            yield 0, RequestFailure(EngineRuntimeError("this window fails"), {})
+
+    monkeypatch.setattr(LiveSide, "open_rows", lambda *_: Failing())
+    with pytest.raises(EngineRuntimeError, match="suite 'prose', window 1: this window fails"):
+        record_reference(EXACT, [PROSE], tmp_path / "reference.sqlite", OPTIONS, progress=Shown())
+    assert events == ["prose", "closed"]
+
+
 def test_kept_figures_of_another_recording_at_the_same_place_are_refused(tmp_path: Path) -> None:
     file, options = tmp_path / "reference.sqlite", replace(OPTIONS, output=tmp_path / "kept")
     (tmp_path / "kept").mkdir()
@@ -50,6 +88,66 @@ def test_kept_figures_of_another_recording_at_the_same_place_are_refused(tmp_pat
         ConfigurationError, match=r"reference\.options\.dtype was 'float64', now 'fl"
     ):
         measure_fidelity(file, NARROW, [PROSE], options)
+
+
+class _Answering(MockSession):
+    """Answers from another environment, in which the engine has another version."""
+
+    environment = Environment({}, {"engine": "3.0"})
+
+
+class _Elsewhere(Mock):
+    def build(self, model: Model) -> MockSession:
+        session = super().build(model)
+        session.__class__ = _Answering
+        return session
+
+
+@pytest.mark.parametrize(
+    ("engine", "message"),
+    [
+        (Mock(), r"versions\.runtime is '2\.0', it wasn't there"),
+        (_Elsewhere(), r"versions\.engine was '3\.0', now '4\.0'"),
+    ],
+)
+def test_recording_does_not_go_on_with_another_version(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, engine: Mock, message: str
+) -> None:
+    file = tmp_path / "reference.sqlite"
+    subject = EngineAndModel(engine, Model("any"))
+    record_reference(subject, [PROSE], file, OPTIONS)
+    monkeypatch.setattr(Mock, "describe_runtime", lambda _: {"version": "2.0"})
+    monkeypatch.setattr(_Answering, "environment", Environment({}, {"engine": "4.0"}))
+    message += "; to record it again, name another --output, or move it away"
+    with pytest.raises(ConfigurationError, match=message):
+        record_reference(subject, [PROSE], file, OPTIONS)
+
+
+def test_recorded_window_that_is_too_long_is_to_be_recorded_again(tmp_path: Path) -> None:
+    file = tmp_path / "reference.sqlite"
+    record_reference(EXACT, [PROSE], file, OPTIONS)
+    short = EngineAndModel(Reference(max_model_len=40), Model("builtin:tiny"))
+    message = "max_model_len=40 of one side; record the reference again with --window 40, or set"
+    with pytest.raises(ConfigurationError, match=message):
+        measure_fidelity(file, short, [PROSE])
+    with pytest.raises(ConfigurationError, match="of one side; ask for a shorter --window, or set"):
+        measure_fidelity(EXACT, short, [PROSE], OPTIONS)
+
+
+@pytest.mark.parametrize(
+    ("name", "top", "message"),
+    [
+        ("missing/reference.sqlite", None, "there is no folder .*missing; make it, or name"),
+        (".", None, "is a folder; name a file in it as --output"),
+        ("reference.sqlite", 0, "top must be at least 1, got 0"),
+    ],
+)
+def test_recording_that_cannot_be_written_is_refused_before_the_model_is_loaded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, top: int | None, message: str
+) -> None:
+    monkeypatch.setattr(Reference, "build", lambda *_: pytest.fail("the model was loaded"))
+    with pytest.raises(ConfigurationError, match=message):
+        record_reference(EXACT, [PROSE], tmp_path / name, OPTIONS, top=top)
 
 
 def test_recorded_top_tokens_are_bounds(tmp_path: Path) -> None:
@@ -129,11 +227,25 @@ def test_command_records_and_measures_a_text(tmp_path: Path, command_line: Any) 
     assert f"windows in {file}" in shown.stdout
     shown = command_line("fidelity", str(file), candidate, *common, "--json")
     assert json.loads(shown.stdout)["suites"][0]["name"] == "tale"
+    found = json.loads(command_line("fidelity", reference, candidate, *common, "--json").stdout)
+    whole = found["overall"]
+    assert whole["candidate"]["greedy"]["prompts"] == whole["documents"] > 1
+
+
+def test_mark_of_the_byte_order_is_no_text(tmp_path: Path) -> None:
+    (tmp_path / "tale.txt").write_text("The cat sat.", encoding="utf-8-sig")
+    suite: Any = read_text_suite(str(tmp_path / "tale.txt"))
+    assert suite.data == [{"text": "The cat sat."}]
 
 
 @pytest.mark.parametrize(
     ("content", "message"),
-    [(b"", "is empty"), (b"caf\xe9", "no text in UTF-8"), (None, "can't be read")],
+    [
+        (b"", "is empty"),
+        (b"\xef\xbb\xbf\n", "is empty"),
+        (b"caf\xe9", "no text in UTF-8"),
+        (None, "can't be read"),
+    ],
 )
 def test_text_that_cannot_be_read_is_one_sentence(
     tmp_path: Path, command_line: Any, assert_says: Any, content: bytes | None, message: str

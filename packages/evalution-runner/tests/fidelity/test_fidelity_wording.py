@@ -62,6 +62,29 @@ def test_without_a_control_only_one_change_has_a_cause(
     assert sentence in describe_result(replace(result, candidate=candidate))[0]
 
 
+@pytest.mark.parametrize(
+    ("names", "path", "identities", "sentence"),
+    [
+        ((None, None), "m", (None, None), "can't be separated."),
+        (("E", None), "m", (None, None), "can't be separated."),
+        (("E", "E"), None, (None, None), "can't be separated."),
+        (("E", "E"), None, ({"sha256": "a"}, None), "can't be separated."),
+        (("E", "E"), None, ({"sha256": "a"}, {"sha256": "b"}), "The other weights cost"),
+        (("E", "E"), None, ({"sha256": "a"}, {"sha256": "a"}), "The same model on the same engine"),
+        (("E", "F"), None, ({"sha256": "a"}, {"sha256": "a"}), "Changing the engine costs"),
+    ],
+)
+def test_unknown_engines_and_models_are_never_called_the_same(
+    make_fidelity: Any, names: Any, path: str | None, identities: Any, sentence: str
+) -> None:
+    reference, candidate = (
+        Side({"path": path}, {"name": name, "options": {}, "identity": identity})
+        for name, identity in zip(names, identities, strict=True)
+    )
+    result = replace(make_fidelity(floor=None), reference=reference, candidate=candidate)
+    assert sentence in describe_result(result)[0]
+
+
 def test_lower_bound_is_called_one_with_the_covered_mass(make_fidelity: Any) -> None:
     lines = describe_result(make_fidelity(floor=None, top=20))
 

@@ -74,6 +74,19 @@ def path(tmp_path: Path) -> Path:
     return tmp_path / "reference.sqlite"
 
 
+def test_view_in_place_of_a_table_is_refused(tmp_path: Path) -> None:
+    """A query on it need never end."""
+    file = tmp_path / "reference.sqlite"
+    record(file, [TEXT])
+    with closing(sqlite3.connect(file)) as connection:
+        connection.execute("ALTER TABLE meta RENAME TO held")
+        connection.execute("CREATE VIEW meta AS SELECT * FROM held")
+        connection.commit()
+    for open_it in (ReferenceFile, lambda path: ReferenceWriter(path, RECORDING)):
+        with pytest.raises(ConfigurationError, match="it is the database of another program"):
+            open_it(file)
+
+
 @given(
     st.integers(0, 2**32 - 1),
     st.integers(1, 7),
@@ -257,7 +270,8 @@ def test_another_recording_is_not_mixed_in(path: Path) -> None:
     float64 = replace(RECORDING.side, engine=engine)
     with pytest.raises(ConfigurationError, match=r"dtype was None, now 'float64'"):
         ReferenceWriter(path, replace(RECORDING, side=float64))
-    ReferenceWriter(path, replace(RECORDING, versions={"evalution": "9"})).__exit__()
+    with pytest.raises(ConfigurationError, match=r"versions\.evalution was '0\.1\.0', now '9'"):
+        ReferenceWriter(path, replace(RECORDING, versions={"evalution": "9"}))
 
 
 def test_a_self_check_with_other_figures_is_the_same_recording(path: Path) -> None:

@@ -50,14 +50,17 @@ def scored(*logprobs: float, **fields: Any) -> Scored:
     return Scored(**known)
 
 
-def generated(text: str, *, gaps: Sequence[float] | None = None, **fields: Any) -> Generated:
-    """A completion of one token a character."""
+def generated(
+    text: str, *, gaps: Sequence[float] | None = None, rival: str = "x", **fields: Any
+) -> Generated:
+    """A completion of one token a character; at its steps with a gap, `rival` came next."""
     known: dict[str, Any] = {
         "token_ids": array("q", map(ord, text)),
         "token_logprobs": array("d", [-1.0] * len(text)),
         **fields,
     }
-    return Generated(text, gaps=None if gaps is None else array("d", gaps), **known)
+    rivals = None if gaps is None else array("q", [ord(rival)] * len(gaps))
+    return Generated(text, gaps=None if gaps is None else array("d", gaps), rivals=rivals, **known)
 
 
 def agreed(
@@ -157,6 +160,17 @@ def test_flip_between_near_ties_is_kept_apart(
     assert complaints(found, logprob=1.0, decisions=1) == []
 
 
+def test_flip_to_a_third_choice_is_no_near_tie_of_the_first_two() -> None:
+    left = {(0, n): scored(value) for n, value in enumerate([-1.0, -1.0005, -1.09])}
+    right = {(0, n): scored(value) for n, value in enumerate([-1.05, -1.05, -1.04])}
+    found = agreed(left, right)
+    assert (found.flips, found.near_flips) == (1, 0)
+    assert found.flip_list[0].gap == pytest.approx(0.09)
+    assert complaints(found, logprob=0.1) == [
+        "decisions that differ, near ties of choices and texts aside: 1, over 0"
+    ]
+
+
 def test_question_that_failed_on_one_side_is_no_flip() -> None:
     left = {(0, n): scored(-1.0 - n) for n in range(2)}
     right: dict[Key, Record] = {(0, 0): Failed("no"), (0, 1): scored(-2.0)}
@@ -247,7 +261,7 @@ def test_divergence_at_a_near_tie_is_marked(
     left_gaps: list[float] | None, right_gaps: list[float] | None, gap: float | None, near: bool
 ) -> None:
     left = {(3, 0): generated("abcd", gaps=left_gaps)}
-    right = {(3, 0): generated("abxy", gaps=right_gaps)}
+    right = {(3, 0): generated("abxy", gaps=right_gaps, rival="c")}
     found = agreed(left, right, RequestKind.GENERATION)
     (parting,) = found.divergence_list
     assert (parting.token, parting.character, parting.gap) == (2, 2, gap)
@@ -258,9 +272,30 @@ def test_divergence_at_a_near_tie_is_marked(
     assert (complaints(found) == []) == near
 
 
+@pytest.mark.parametrize(
+    ("left", "right", "gap", "near"),
+    [
+        ((1e-5, "z"), None, None, False),
+        ((1e-5, "z"), (1e-4, "z"), None, False),
+        ((1e-5, "z"), (1e-4, "c"), 1e-4, True),
+        ((0.5, "z"), (1e-4, "c"), 0.5, False),
+    ],
+)
+def test_text_that_goes_on_with_a_third_token_is_no_near_tie_of_the_first_two(
+    left: tuple[float, str], right: tuple[float, str] | None, gap: float | None, near: bool
+) -> None:
+    sides = [
+        generated(text, gaps=[side[0]] * 4, rival=side[1]) if side else generated(text)
+        for text, side in (("abcd", left), ("abxy", right))
+    ]
+    found = agreed({(3, 0): sides[0]}, {(3, 0): sides[1]}, RequestKind.GENERATION)
+    (parting,) = found.divergence_list
+    assert (parting.gap, parting.is_near_tie) == (gap, near)
+
+
 def test_text_that_ends_earlier_parts_there() -> None:
     left = {(0, 0): generated("abc")}
-    right = {(0, 0): generated("ab", gaps=[1.0, 1.0, 1e-5])}
+    right = {(0, 0): generated("ab", gaps=[1.0, 1.0, 1e-5], rival="c")}
     (parting,) = agreed(left, right, RequestKind.GENERATION).divergence_list
     assert (parting.token, parting.character, parting.gap) == (2, 2, 1e-5)
 
@@ -297,12 +332,13 @@ def test_answers_become_records() -> None:
     assert found == Scored(-3.0, 2, array("d", [-1.0, -2.0]), None, True, 4)
     found = make_record(RollingLoglikelihoodOutput(-3.0, 2, token_ids=[5, 6]))
     assert found == Scored(-3.0, 2, None, array("q", [5, 6]))
-    top = [{1: -0.5, 2: -2.0, 3: -1.0}, {1: -0.25}]
-    found = make_record(GenerationOutput("", "ab", token_ids=[1, 1], top_logprobs=top))
+    top = [{1: -0.5, 2: -2.0, 3: -1.0}, {3: -0.5, 1: -0.5}, {1: -0.25}]
+    found = make_record(GenerationOutput("", "ab", token_ids=[1, 1, 1], top_logprobs=top))
     assert isinstance(found, Generated)
     assert found.gaps is not None
-    assert found.gaps[0] == 0.5
-    assert math.isnan(found.gaps[1])
+    assert list(found.gaps[:2]) == [0.5, 0.0]
+    assert math.isnan(found.gaps[2])
+    assert found.rivals == array("q", [3, 3, -1])
 
 
 @pytest.mark.parametrize(

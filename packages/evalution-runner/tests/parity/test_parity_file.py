@@ -47,6 +47,17 @@ def test_result_is_read_as_it_was_written(result: ParityResult, tmp_path: Path) 
     assert [path.name for path in folder.iterdir()] == ["parity.json"]
 
 
+def test_draft_is_not_written_through_a_link(result: ParityResult, tmp_path: Path) -> None:
+    draft, other = tmp_path / "parity.json.part", tmp_path / "other"
+    draft.symlink_to(other)
+    folder = PARITY_FILE.make_folder(tmp_path)
+    assert not other.exists()
+    other.write_text("precious")
+    draft.symlink_to(other)
+    assert PARITY_FILE.read(PARITY_FILE.write(result, folder)) == result
+    assert other.read_text() == "precious"
+
+
 def test_folder_that_can_not_be_used_is_reported(result: ParityResult, tmp_path: Path) -> None:
     write_parity(result, tmp_path)
     with pytest.raises(ConfigurationError) as caught:

@@ -16,10 +16,12 @@ from evalution.fidelity.divergence import FIGURES
 from evalution.fidelity.lockstep import WindowComparison, WorstPosition
 from evalution.fidelity.requests import Window
 from evalution.journal.store import Journal
-from evalution.runs.run_identity import find_differences, format_differences
+from evalution.runs.run_identity import STEP, find_differences, format_differences
 from evalution_core import ConfigurationError
 
 JOURNAL = "fidelity.sqlite"
+_LATER = (STEP, "device", "dtype")
+"""Parts of a side that the records of older versions lack."""
 
 
 class ComparisonJournal:
@@ -44,8 +46,9 @@ class ComparisonJournal:
         """
         if self._journal is None:
             return
-        before = self._journal.read_declared(section).get(section)
-        if before is not None and (found := find_differences(before, dict(value), section)):
+        before = self._journal.read_declared(section).get(section, dict(value))
+        now = {key: each for key, each in value.items() if key not in _LATER or key in before}
+        if found := find_differences(before, now, section):
             raise ConfigurationError(
                 f"{self._journal.path.parent} holds a measurement of something else: "
                 f"{format_differences(found)}; name another --output"

@@ -15,9 +15,9 @@ from evalution.error_boundary import wrap_errors
 from evalution.fidelity.comparisons import ComparisonJournal
 from evalution.fidelity.lockstep import RowSource, WindowComparison, compare_windows
 from evalution.fidelity.requests import (
-    FREE_STEPS,
     PreparedSuite,
     Window,
+    count_free_steps,
     list_prompts,
     prepare_suite,
 )
@@ -30,7 +30,8 @@ from evalution.fidelity.sides import (
     open_live,
     open_recorded,
 )
-from evalution.fidelity.summary import ArmRecord, list_worst, summarize
+from evalution.fidelity.summary import ArmRecord, list_worst, require_figures, summarize
+from evalution.journal.database import JournalError
 from evalution.parity.check import read_info
 from evalution.progress import Progress
 from evalution.runs.preflight import (
@@ -43,12 +44,12 @@ from evalution.runs.preflight import (
 from evalution.runs.run_identity import declare_suites, find_free_name
 from evalution.suites.language_modelling import Perplexity
 from evalution.suites.suite import AnySuite, SuiteDeclaration
-from evalution.user_input import parse_path, path_errors
+from evalution.user_input import find_count_problem, format_value, parse_path, path_errors
 from evalution_core import (
     BaseInferenceSession,
     Capability,
     ConfigurationError,
-    EngineUnavailableError,
+    EvalutionError,
     GenerationOutput,
     GenerationRequest,
     RequestFailure,
@@ -63,7 +64,6 @@ TOP = 20
 """Most likely tokens of a position that are compared where a side has no whole rows."""
 _ROUNDED = 1e-6
 """Nats of KL up to which the rounding of recorded rows counts."""
-_LACKING = (ConfigurationError, EngineUnavailableError, UnsupportedRequestError)
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,6 +83,18 @@ class FidelityOptions:
     seeks_control: bool = True
     isolate: bool = False
     observe: Callable[[Window, WindowComparison], None] | None = None
+
+    def __post_init__(self) -> None:
+        _check_count("top", self.top, least=1)
+        if self.window is not None:
+            _check_count("window", self.window, least=2)
+
+
+def _check_count(name: str, value: int, *, least: int) -> None:
+    is_int = type(value) is int
+    problem = find_count_problem(value, least=least) if is_int else "must be an int"
+    if problem is not None:
+        raise ConfigurationError(f"{name} {problem}, got {format_value(value)}")
 
 
 def measure_fidelity(
@@ -179,7 +191,10 @@ class _Measurement:
         self._prepared: list[PreparedSuite] = []
 
     def run(self, candidate: Subject) -> None:
-        """Measure the candidate, and then the control, while the reference stays loaded."""
+        """Measure the candidate, and then the control, while the reference stays loaded.
+
+        A control that nobody named, and that fails, is left out with a note.
+        """
         self._run_arm("candidate", candidate)
         given = self._options.control
         control = given or self._find_control(candidate)
@@ -187,9 +202,10 @@ class _Measurement:
             return
         try:
             self._run_arm("control", control)
-        except _LACKING as error:
-            if given is not None:
+        except EvalutionError as error:
+            if given is not None or isinstance(error, JournalError):
                 raise
+            self._arms.pop("control", None)
             self._notes.append(f"no control: {error}")
 
     def make_result(self, timings: dict[str, Any]) -> FidelityResult:
@@ -256,8 +272,10 @@ class _Measurement:
         for each in (self._reference, side):
             each.prepare(self._suites[suite.name])
             sources.append(each.open_rows(self._options.top))
+        windows = self._compare(name, suite, *sources)
+        require_figures(suite.name, name, windows)
         return ArmRecord(
-            self._compare(name, suite, *sources),
+            windows,
             self._complete_freely("reference", suite, self._reference.session),
             self._complete_freely(name, suite, side.session),
         )
@@ -309,17 +327,19 @@ class _Measurement:
         missing = [at for at, known in enumerate(found) if known is None]
         done, failed = len(windows) - len(missing), list[str]()
         self._progress.suite_started(f"{arm}: {suite.name}", len(windows))
-        self._progress.samples_cached(done)
-        compared = compare_windows(reference, side, [windows[at] for at in missing])
-        for at, comparison in zip(missing, compared, strict=True):
-            self._journal.record_window(arm, suite.name, windows[at], comparison)
-            found[at] = comparison
-            if self._options.observe is not None and arm == "candidate":
-                self._options.observe(windows[at], comparison)
-            failed += [comparison.failure] if comparison.failure else []
-            done += 1
-            self._progress.sample_finished(done, len(failed), None)
-        self._progress.suite_finished()
+        try:
+            self._progress.samples_cached(done)
+            compared = compare_windows(reference, side, [windows[at] for at in missing])
+            for at, comparison in zip(missing, compared, strict=True):
+                self._journal.record_window(arm, suite.name, windows[at], comparison)
+                found[at] = comparison
+                if self._options.observe is not None and arm == "candidate":
+                    self._options.observe(windows[at], comparison)
+                failed += [comparison.failure] if comparison.failure else []
+                done += 1
+                self._progress.sample_finished(done, len(failed), None)
+        finally:
+            self._progress.suite_finished()
         if failed:
             self._notes.append(
                 f"{arm}: {suite.name}: windows that failed and are left out: {len(failed)} of "
@@ -334,8 +354,9 @@ class _Measurement:
         needed = {Capability.GENERATE, Capability.TOKEN_IDS}
         if session is None or not needed <= read_info(session).capabilities:
             return None
+        steps = count_free_steps(self._window)
         requests = [
-            GenerationRequest(input_ids=prompt, max_new_tokens=FREE_STEPS)
+            GenerationRequest(input_ids=prompt, max_new_tokens=steps)
             for prompt in list_prompts(suite, self._window)
         ]
         return self._complete(f"{label}, free", suite.name, requests, session)
@@ -383,9 +404,11 @@ def choose_window(asked: int | None, sides: Sequence[OpenSide]) -> int:
     longest = min((side.longest for side in sides if side.longest is not None), default=None)
     window = asked or next(iter(recorded), None) or min(LONGEST_WINDOW, longest or LONGEST_WINDOW)
     if longest is not None and window > longest:
+        again = f"record the reference again with --window {longest}"
         raise ConfigurationError(
-            f"a window of {window} tokens is longer than max_model_len={longest} of one side; ask "
-            "for a shorter --window, or set max_model_len in its spec"
+            f"a window of {window} tokens is longer than max_model_len={longest} of one side; "
+            f"{again if recorded else 'ask for a shorter --window'}, or set max_model_len in its "
+            "spec"
         )
     return window
 
@@ -411,7 +434,7 @@ def read_text_suite(path: str) -> SuiteDeclaration:
     with path_errors(file):
         content = file.read_bytes()
     try:
-        text = content.decode("utf-8")
+        text = content.decode("utf-8-sig")
     except UnicodeDecodeError as error:
         raise ConfigurationError(f"{file} is no text in UTF-8: {error}; convert it") from error
     if not text.strip():

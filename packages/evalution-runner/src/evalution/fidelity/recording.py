@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from hashlib import sha256
 from itertools import groupby
 from pathlib import Path
 
 import numpy as np
 
-from evalution.environment import read_answering_software
 from evalution.fidelity.divergence import TopRows
 from evalution.fidelity.lockstep import RowSource, SessionTops
 from evalution.fidelity.measurement import FidelityOptions, check_suites, choose_window
-from evalution.fidelity.reference_file import Recording, ReferenceWriter
+from evalution.fidelity.reference_file import Recording, ReferenceWriter, check_place
 from evalution.fidelity.requests import PreparedSuite, Window, prepare_suite
 from evalution.fidelity.sides import LiveSide, open_live
 from evalution.progress import Progress
@@ -50,22 +50,26 @@ def record_reference(
         progress: receives the progress.
 
     Raises:
-        ConfigurationError: an option, a row or a model is wrong, or the file holds something else.
+        ConfigurationError: an option, a row or a model is wrong, or the file can't be made or
+            holds something else.
         UnsupportedRequestError: the session has neither rows nor most likely tokens, or a suite
             generates.
         EvalutionError: the engine failed, or the file can't be written.
     """
     options, progress = options or FidelityOptions(), progress or Progress()
+    if top is not None:
+        options = replace(options, top=top)
+    check_place(path)
     suites = check_suites(tests, options.limit)
     _refuse_generations(suites)
     check_model(subject.model, check_engine(subject.engine))
     with open_live(subject, progress, isolate=options.isolate) as side:
         window = choose_window(options.window, [side])
         prepared = _prepare_suites(suites, side, window, options.limit)
-        source = side.open_rows(top or options.top)
+        source = side.open_rows(options.top)
         if top is None and isinstance(source, SessionTops):
             top = options.top
-        recording = _describe_recording(subject, side, prepared, window, top, source)
+        recording = _describe_recording(side, prepared, window, top, source)
         with ReferenceWriter(path, recording) as writer:
             for suite in prepared:
                 _record_suite(writer, suite, source, progress)
@@ -104,7 +108,6 @@ def _complete_nothing(requests: Sequence[GenerationRequest]) -> Iterator[list[in
 
 
 def _describe_recording(
-    subject: EngineAndModel,
     side: LiveSide,
     suites: Sequence[PreparedSuite],
     window: int,
@@ -125,7 +128,7 @@ def _describe_recording(
         window=window,
         texts={suite.name: _digest_windows(suite.windows) for suite in suites},
         top=top,
-        versions=read_answering_software(subject.engine),
+        versions=side.read_versions(),
     )
 
 
@@ -144,16 +147,18 @@ def _record_suite(
     missing = [window for window in wanted.values() if not writer.has(window)]
     done = len(wanted) - len(missing)
     progress.suite_started(suite.name, len(wanted))
-    progress.samples_cached(done)
-    blocks = source.read(missing)
-    for at, found in groupby(blocks, key=lambda block: block[0]):
-        with writer.add_window(missing[at]) as add:
-            for _, block in found:
-                if isinstance(block, RequestFailure):
-                    raise EngineRuntimeError(
-                        f"suite {suite.name!r}, window {at + 1}: {block.error}"
-                    ) from block.error
-                add(block)
-        done += 1
-        progress.sample_finished(done, 0, None)
-    progress.suite_finished()
+    try:
+        progress.samples_cached(done)
+        blocks = source.read(missing)
+        for at, found in groupby(blocks, key=lambda block: block[0]):
+            with writer.add_window(missing[at]) as add:
+                for _, block in found:
+                    if isinstance(block, RequestFailure):
+                        raise EngineRuntimeError(
+                            f"suite {suite.name!r}, window {at + 1}: {block.error}"
+                        ) from block.error
+                    add(block)
+            done += 1
+            progress.sample_finished(done, 0, None)
+    finally:
+        progress.suite_finished()

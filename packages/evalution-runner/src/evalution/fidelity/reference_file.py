@@ -24,9 +24,10 @@ from evalution.fidelity.divergence import Logprobs, TopRows, select_top
 from evalution.fidelity.lockstep import Block, Blocks
 from evalution.fidelity.requests import Window
 from evalution.fidelity.result import Side
-from evalution.journal.database import primary_code, transaction
+from evalution.journal.database import has_other_statements, primary_code, transaction
 from evalution.runs.run_identity import find_differences, format_differences
 from evalution.samples_file import ResultsNotWrittenError
+from evalution.user_input import path_errors
 from evalution_core import ConfigurationError
 
 SCHEMA_VERSION: Final = 1
@@ -44,7 +45,7 @@ CREATE TABLE chunks (
 """
 _LOWEST: Final = -65_504.0
 """Of float16."""
-_DECISIVE: Final = ("vocabulary", "tokenizer", "window", "texts", "top")
+_DECISIVE: Final = ("vocabulary", "tokenizer", "window", "texts", "top", "versions")
 _CHUNK: Final = 1 << 22
 """Values of a chunk: 16 MiB when it is read back."""
 _COMMAND: Final = "evalution fidelity record"
@@ -156,8 +157,8 @@ class ReferenceWriter:
         there, here = list_decisive(found), list_decisive(self._recording)
         if differences := find_differences(there, here):
             raise ConfigurationError(
-                f"{self._path} holds another recording: {format_differences(differences)}; name "
-                "another --output, or move it away"
+                f"{self._path} holds another recording: {format_differences(differences)}; to "
+                "record it again, name another --output, or move it away"
             )
 
     def _encode(
@@ -273,13 +274,15 @@ def _find_window(connection: sqlite3.Connection, window: Window) -> int | None:
 
 
 def _read_recording(connection: sqlite3.Connection, path: Path) -> Recording:
-    if connection.execute("PRAGMA application_id").fetchone()[0] != _APPLICATION_ID:
+    application = connection.execute("PRAGMA application_id").fetchone()[0]
+    version = connection.execute("PRAGMA user_version").fetchone()[0]
+    is_known = version <= SCHEMA_VERSION
+    if application != _APPLICATION_ID or (is_known and has_other_statements(connection, _TABLES)):
         raise ConfigurationError(
             f"{path} is no reference file: it is the database of another program; name a file "
             f"that `{_COMMAND}` wrote"
         )
-    version = connection.execute("PRAGMA user_version").fetchone()[0]
-    if version > SCHEMA_VERSION:
+    if not is_known:
         raise ConfigurationError(
             f"the reference file {path} was written by a newer version of Evalution (its schema is "
             f"{version}, this one knows {SCHEMA_VERSION}); upgrade evalution"
@@ -339,21 +342,38 @@ def _decompress(values: bytes, most: int) -> bytes:
     return data
 
 
+def check_place(path: Path) -> None:
+    """Raise `ConfigurationError` where no file can be made, before a model is loaded for it."""
+    with path_errors(path):
+        if path.is_dir():
+            raise ConfigurationError(f"{path} is a folder; name a file in it as --output")
+        if not path.parent.is_dir():
+            raise ConfigurationError(
+                f"{path} can't be made: there is no folder {path.parent}; make it, or name another "
+                "--output"
+            )
+
+
 def list_decisive(recording: Recording) -> dict[str, Any]:
     """Return, as JSON, what two recordings in one file have in common.
 
     Left out is what two sessions of one engine may differ in, such as figures of their self checks.
     """
     engine = recording.side.engine
-    execution: Mapping[str, Any] = engine.get("execution") or {}
     decisive = {
         "model": recording.side.model,
         "engine": engine.get("name"),
         **{name: engine.get(name) for name in ("options", "identity")},
-        **{name: execution.get(name) for name in ("device", "dtype")},
+        **list_arithmetic(engine),
         **{name: getattr(recording, name) for name in _DECISIVE},
     }
     return json.loads(json.dumps(decisive))
+
+
+def list_arithmetic(engine: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the device and dtype that an engine's record has as those in use."""
+    execution: Mapping[str, Any] = engine.get("execution") or {}
+    return {name: execution.get(name) for name in ("device", "dtype")}
 
 
 def _make_damage(path: Path, reason: object) -> ConfigurationError:

@@ -32,8 +32,8 @@ Complete = Callable[[Sequence[GenerationRequest]], Iterator[Sequence[int] | None
 _PROMPTS_AT_ONCE = 64
 _FREE_PROMPTS = 32
 _PROMPT_TOKENS = 64
-FREE_STEPS = 32
-"""Tokens of a completion that is compared from its first step on."""
+_FREE_STEPS = 32
+"""Tokens at most of a completion that is compared from its first step on."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +54,7 @@ class Window:
 
 @dataclass(slots=True)
 class Document:
-    """A row of a suite; `gold` is the right choice of a question.
+    """A row of a suite; `right` has the right choices of a question.
 
     `prompt` is the beginning of a completion that every side writes on by itself. Positions of a
     row resemble each other, and so do those of rows of a `group`.
@@ -63,7 +63,7 @@ class Document:
     number: int
     group: str | None = None
     windows: list[Window] = field(default_factory=list[Window])
-    gold: int | None = None
+    right: frozenset[int] = frozenset()
     prompt: Sequence[int] = ()
 
     @property
@@ -101,8 +101,9 @@ def prepare_suite(
     documents = list(preparation.read(suite.samples(limit)))
     is_text = suite.request_kind is RequestKind.ROLLING
     if is_text and len(documents) == 1 and len(windows := documents[0].windows) > 1:
-        documents = [Document(at, windows=[part]) for at, part in enumerate(windows)]
-        documents[0].prompt = _begin(windows[0])
+        documents = [
+            Document(at, windows=[part], prompt=_begin(part)) for at, part in enumerate(windows)
+        ]
     return PreparedSuite(name, suite.request_kind.value, documents)
 
 
@@ -119,7 +120,7 @@ class _Preparation:
         for sample in samples:
             document = Document(sample.index, sample.group)
             if isinstance(sample, ChoiceSample):
-                document.gold = sample.gold
+                document.right = frozenset(sample.right or [sample.gold])
             prompts: list[GenerationRequest] = []
             for position, request in enumerate(sample.requests):
                 encoded = self._encode(request)
@@ -194,5 +195,10 @@ def _begin(window: Window) -> Sequence[int]:
 
 def list_prompts(suite: PreparedSuite, window: int) -> list[Sequence[int]]:
     """Return the prompts of the first documents, cut so that a completion fits behind them."""
-    room = max(1, window - FREE_STEPS)
+    room = window - count_free_steps(window)
     return [document.prompt[-room:] for document in suite.documents[:_FREE_PROMPTS]]
+
+
+def count_free_steps(window: int) -> int:
+    """Return the tokens of a free completion, which leave room for one of its prompt."""
+    return min(_FREE_STEPS, window - 1)

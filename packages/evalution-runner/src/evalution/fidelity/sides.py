@@ -13,7 +13,7 @@ from typing import Any, Protocol, TypeAlias
 from evalution.environment import make_engine_record
 from evalution.error_boundary import wrap_errors
 from evalution.fidelity.lockstep import RowSource, open_rows
-from evalution.fidelity.reference_file import ReferenceFile, list_decisive
+from evalution.fidelity.reference_file import ReferenceFile, list_arithmetic, list_decisive
 from evalution.fidelity.requests import Window
 from evalution.fidelity.result import Side
 from evalution.parity.check import open_side, read_info
@@ -120,9 +120,16 @@ class LiveSide:
         return Side(self.model.to_dict(), self._engine, _count_bytes(self.model))
 
     def declare(self) -> Mapping[str, Any]:
-        declared = declare_run(self._subject.engine, self.model, None, self._engine)
-        software = dict(self._holder.read_environment().software)
-        return {**declared, "identity": self._engine["identity"], "software": software}
+        return {
+            **declare_run(self._subject.engine, self.model, None, self._engine),
+            **list_arithmetic(self._engine),
+            "identity": self._engine["identity"],
+            "software": self.read_versions(),
+        }
+
+    def read_versions(self) -> dict[str, str]:
+        """Return the versions of the engine that answers and of its runtime."""
+        return dict(self._holder.read_environment().software)
 
     def prepare(self, suite: AnySuite) -> None:
         self._holder.prepare(suite)

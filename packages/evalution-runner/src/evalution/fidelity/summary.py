@@ -102,7 +102,7 @@ def count_flips(suite: PreparedSuite, windows: Sequence[WindowComparison]) -> Ch
         group = list(members)
         document = group[0][0]
         found = [comparison.figures for _, _, comparison in group]
-        if document.gold is None or any(figures is None for figures in found):
+        if not document.right or any(figures is None for figures in found):
             continue
         known = [figures for figures in found if figures is not None]
         before, after = (
@@ -111,8 +111,9 @@ def count_flips(suite: PreparedSuite, windows: Sequence[WindowComparison]) -> Ch
         )
         questions += 1
         changed += before != after
-        lost += before == document.gold != after
-        won += after == document.gold != before
+        was_right, is_right = before in document.right, after in document.right
+        lost += was_right and not is_right
+        won += is_right and not was_right
     return ChoiceFlips(questions, changed, lost, won) if questions else None
 
 
@@ -199,8 +200,7 @@ def summarize(
 ) -> tuple[list[SuiteFidelity], SuiteFidelity]:
     """Return each suite's figures, and those of all positions of all suites.
 
-    Raises:
-        EngineRuntimeError: nothing could be compared, as all windows of a suite failed.
+    Each suite has a window that didn't fail: see `require_figures`.
     """
     arms = {"candidate": candidate, **({} if control is None else {"control": control})}
     found: list[SuiteFidelity] = []
@@ -210,7 +210,6 @@ def summarize(
         alone = {name: _Compared() for name in arms}
         for name, records in arms.items():
             record = records[suite.name]
-            _require_figures(suite, name, record)
             for compared in (alone[name], whole[name]):
                 compared.add(suite, record.windows)
             each[name] = alone[name].make_arm(
@@ -259,10 +258,11 @@ def _make_suite(
     return SuiteFidelity(name, kind, count, arms["candidate"], arms.get("control"), contrast)
 
 
-def _require_figures(suite: PreparedSuite, arm: str, record: ArmRecord) -> None:
-    if all(comparison.figures is None for comparison in record.windows):
-        reasons = (comparison.failure for comparison in record.windows)
+def require_figures(suite: str, arm: str, windows: Sequence[WindowComparison]) -> None:
+    """Raise `EngineRuntimeError` if nothing could be compared, as all windows of a suite failed."""
+    if all(comparison.figures is None for comparison in windows):
+        reasons = (comparison.failure for comparison in windows)
         raise EngineRuntimeError(
-            f"{arm}: nothing of suite {suite.name!r} could be compared: "
+            f"{arm}: nothing of suite {suite!r} could be compared: "
             f"{next(reasons, 'it has no position to compare')}"
         )

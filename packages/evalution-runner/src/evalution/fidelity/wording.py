@@ -137,14 +137,17 @@ def _describe_cost(result: FidelityResult) -> str:
     if whole.control is not None and whole.contrast is not None:
         return _describe_contrast(result, whole, whole.contrast)
     left, right = result.reference.engine, result.candidate.engine
-    has_same_engine = left.get("name") == right.get("name")
-    if _has_same_model(result):
+    has_engines = None not in (left.get("name"), right.get("name"))
+    has_same_engine = has_engines and left["name"] == right["name"]
+    has_same_model = _has_same_model(result)
+    if has_engines and has_same_model:
         if not has_same_engine:
             return f"Changing the engine costs {shown}."
         if left.get("options") != right.get("options"):
             return f"Changing the options of the engine costs {shown}."
         return f"The same model on the same engine differs from itself by {shown}."
-    if has_same_engine and left.get("options") == right.get("options"):
+    is_known = has_same_model is not None and has_same_engine
+    if is_known and left.get("options") == right.get("options"):
         return f"{_name_change(result)} cost {shown}; the engine is the same on both sides."
     return (
         f"The candidate lies {shown} from the reference; without a control, what the engine "
@@ -254,10 +257,16 @@ def _name_change(result: FidelityResult) -> str:
     return "Quantisation" if found and found != find_quantization(before) else "The other weights"
 
 
-def _has_same_model(result: FidelityResult) -> bool:
-    """Return whether both sides read the same weights; labels are the reader's own."""
+def _has_same_model(result: FidelityResult) -> bool | None:
+    """Return whether both sides read the same weights; labels are the reader's own.
+
+    None where a side has neither a path nor an identity, as a live session may.
+    """
+    sides = (result.reference, result.candidate)
     left, right = (
-        {name: value for name, value in side.model.items() if name != "label"}
-        for side in (result.reference, result.candidate)
+        {name: value for name, value in side.model.items() if name != "label"} for side in sides
     )
-    return left == right
+    before, after = (side.engine.get("identity") for side in sides)
+    if not all(side.model.get("path") or side.engine.get("identity") for side in sides):
+        return None
+    return left == right and (left.get("path") is not None or before == after)

@@ -44,12 +44,16 @@ class Scored:
 
 @dataclass(frozen=True, slots=True)
 class Generated:
-    """A completion; `gaps` are between the two most likely tokens of each step, in nats."""
+    """A completion; `gaps` are between the two most likely tokens of each step, in nats.
+
+    `rivals` are the ids of that of both which wasn't chosen; -1 where only one is known.
+    """
 
     text: str
     token_ids: array[int] | None
     token_logprobs: array[float] | None
     gaps: array[float] | None
+    rivals: array[int] | None
     truncated: int | None = None
 
 
@@ -76,7 +80,7 @@ def make_record(answer: Output | RequestFailure) -> Record:
             answer.text,
             _pack_integers(answer.token_ids),
             _pack_floats(answer.token_logprobs),
-            _measure_gaps(answer.top_logprobs),
+            *_measure_gaps(answer.top_logprobs, answer.token_ids or ()),
             answer.truncated_tokens,
         )
     values = _pack_floats(answer.token_logprobs)
@@ -100,15 +104,19 @@ def _pack_integers(values: Sequence[int] | None) -> array[int] | None:
     return None if values is None else array("q", values)
 
 
-def _measure_gaps(top_logprobs: Sequence[dict[int, float]] | None) -> array[float] | None:
+def _measure_gaps(
+    top_logprobs: Sequence[dict[int, float]] | None, token_ids: Sequence[int]
+) -> tuple[array[float] | None, array[int] | None]:
+    """Return each step's gap between the first two, and the rival; NaN and -1 of fewer."""
     if top_logprobs is None:
-        return None
-    return array("d", (_measure_gap(sorted(step.values(), reverse=True)) for step in top_logprobs))
-
-
-def _measure_gap(best: Sequence[float]) -> float:
-    """Return the gap between the first two; NaN where an engine reported fewer."""
-    return best[0] - best[1] if len(best) > 1 else math.nan
+        return None, None
+    gaps, rivals = array("d"), array("q")
+    for at, step in enumerate(top_logprobs):
+        best = sorted(step, key=step.__getitem__, reverse=True)[:2]
+        gaps.append(step[best[0]] - step[best[1]] if len(best) > 1 else math.nan)
+        chosen = token_ids[at] if at < len(token_ids) else None
+        rivals.append(next((each for each in reversed(best) if each != chosen), -1))
+    return gaps, rivals
 
 
 _LISTED = 100
@@ -294,8 +302,7 @@ def _find_flips(
         questions += 1
         chosen, other = _find_highest(before), _find_highest(after)
         if chosen != other:
-            best = sorted(before, reverse=True)
-            gap = absolute_difference(best[0], best[1])
+            gap = absolute_difference(before[chosen], before[other])
             flips.append(ChoiceFlip(row, chosen, other, _keep_finite(gap), gap < NEAR_TIE))
     return flips, questions
 
@@ -325,9 +332,16 @@ def _find_parting(left: Sequence[object] | None, right: Sequence[object] | None)
 
 
 def _find_gap(token: int, left: Generated, right: Generated) -> float | None:
-    """Return the left's gap, or the right's where the left had ended before this step."""
-    for gaps in (left.gaps, right.gaps):
-        if gaps is not None and token < len(gaps) and not math.isnan(gaps[token]):
+    """Return the left's gap between the tokens of both, or the right's where that isn't known.
+
+    A side knows its two likeliest alone: of a third one, only that its gap is at least as large.
+    The token that ends a text has no id, and counts as one of the two.
+    """
+    for side, other in ((left, right), (right, left)):
+        gaps, rivals, ids = side.gaps, side.rivals, other.token_ids or ()
+        if gaps is None or rivals is None or token >= len(gaps) or math.isnan(gaps[token]):
+            continue
+        if token >= len(ids) or ids[token] == rivals[token] or gaps[token] >= NEAR_TIE:
             return gaps[token]
     return None
 
