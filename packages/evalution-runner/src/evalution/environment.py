@@ -216,7 +216,8 @@ def make_tokenizer_record(session: BaseInferenceSession) -> dict[str, Any] | Non
     """Return hashes that identify tokenizer and chat template; None if there is no access.
 
     `encoding` is the SHA-256 of the ids of a fixed text, so it compares across engines whatever
-    files the tokenizer came from; `chat_template` that of the template's text, None without one.
+    files the tokenizer came from; `chat_template` that of the template's text, None without one, or
+    of both texts where requests with tools have their own.
     `chat_template_kwargs` are the variables that the template is rendered with, if any; where some
     are redacted, `chat_template_kwargs_hash` identifies them.
     Where the tokenizer fails, `error` says how: a record must not end the run.
@@ -240,6 +241,9 @@ def _describe_tokenizer(tokenizer: TextCodec) -> dict[str, Any]:
     }
     template = getattr(tokenizer, "chat_template", None)
     source = template.source if isinstance(template, _Template) else template
+    with_tools = getattr(template, "source_with_tools", source)
+    if with_tools != source:
+        source = json.dumps([source, with_tools])
     # A template without a text is one that a server keeps to itself.
     found["chat_template"] = _hash_text(source) if isinstance(source, str) and source else None
     if isinstance(template, _WithVariables) and template.variables:

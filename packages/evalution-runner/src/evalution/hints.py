@@ -83,7 +83,17 @@ _RUN_OPTIONS = {
     **dict.fromkeys(("--output_path", "--log-dir"), "write --output FOLDER"),
     "--log_samples": "samples are always kept, in samples.jsonl of the run folder",
     "--apply_chat_template": "write --set SUITE.apply_chat_template=true",
-    "--gen_kwargs": "write --set SUITE.max_new_tokens=256, or another option of the suite",
+    "--gen_kwargs": "write --set SUITE.max_new_tokens=256, or another option of the suite; "
+    "decoding is greedy, only humaneval and mbpp sample, by temperature and top_p with num_samples "
+    "above one; the suite lm_eval/TASK takes --set TASK.gen_kwargs.temperature=0.7",
+    "--seed": "write --set SUITE.fewshot_seed=1234, the seed by which solved rows are drawn",
+    "--write_out": "`evalution show RUN --samples SUITE` shows prompts and answers",
+    "--system_instruction": "only the suite lm_eval/TASK has one: write --set "
+    "TASK.system_instruction=TEXT",
+    "--fewshot_as_multiturn": "solved rows are turns wherever SUITE.apply_chat_template is true; "
+    "only the suite lm_eval/TASK joins them, with --set TASK.fewshot_as_multiturn=false",
+    "--predict_only": "nothing does the same: answers are always scored, and kept in samples.jsonl "
+    "of the run folder",
     "--use_cache": "write --cache FOLDER",
     "--trust_remote_code": "write --set model.trust_remote_code=true",
     "--model-base-url": "the model may be a URL: --model http://127.0.0.1:8000/v1",

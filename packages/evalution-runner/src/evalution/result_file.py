@@ -13,7 +13,7 @@ from typing import Any, Generic, Protocol, TypeVar
 from pydantic import TypeAdapter, ValidationError
 
 from evalution.results import to_json
-from evalution.samples_file import ResultsNotWrittenError
+from evalution.samples_file import ResultsNotWrittenError, open_new
 from evalution.user_input import parse_path, path_errors, read_result_file
 from evalution_core import ConfigurationError
 
@@ -75,7 +75,7 @@ class ResultFile(Generic[T]):
             check_free(folder, RESULT_FILES)
             # Before the models: a folder that can't be written must not cost their answers.
             draft = folder / f"{self.name}.part"
-            draft.touch()
+            open_new(draft).close()
             draft.unlink()
         except OSError as error:
             raise ConfigurationError(
@@ -138,7 +138,7 @@ def replace_file(file: Path, content: bytes) -> None:
     """
     draft = file.with_name(f"{file.name}.part")
     try:
-        with draft.open("wb") as written:
+        with open_new(draft) as written:
             written.write(content)
             written.flush()
             os.fsync(written.fileno())

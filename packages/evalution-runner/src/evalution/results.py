@@ -9,7 +9,14 @@ from functools import cache
 from pathlib import Path
 from typing import Annotated, Any, Literal, cast
 
-from pydantic import AliasPath, BeforeValidator, Field, StrictInt, TypeAdapter
+from pydantic import (
+    AfterValidator,
+    AliasPath,
+    BeforeValidator,
+    Field,
+    FiniteFloat,
+    TypeAdapter,
+)
 
 from evalution.samples import KeptSamples, SampleResult, to_json
 from evalution.samples_file import SamplesReader, SuiteSamples
@@ -27,6 +34,18 @@ __all__ = [
 SCHEMA_VERSION = 1
 
 Status = Literal["running", "done", "failed", "interrupted"]
+Count = Annotated[int, Field(strict=True, ge=0, lt=2**63)]
+
+
+def _check_range(ends: tuple[float | None, float | None]) -> tuple[float | None, float | None]:
+    least, largest = ends
+    if least is not None and largest is not None and least >= largest:
+        raise ValueError("the least score of a row isn't below the largest")
+    return ends
+
+
+RowRange = Annotated[tuple[FiniteFloat | None, FiniteFloat | None], AfterValidator(_check_range)]
+"""The least and the largest score that a row can have; an end that isn't known is None."""
 
 
 def _empty() -> dict[str, Any]:
@@ -79,19 +98,26 @@ class MetricResult:
     which has a width even where all are right; for others, 1.96 standard errors on either side.
     `n` leaves out failed samples for a metric without a natural zero (a perplexity). `groups`
     counts the groups of rows that `stderr` and `interval` are of; None where rows are independent.
+    `row_range` is None where the value is no mean of its rows' scores (F1, a perplexity); a result
+    that doesn't say, older than the field, has "unknown".
     """
 
     value: float | None
     stderr: float | None
     higher_is_better: bool
-    n: StrictInt
+    n: Count
     interval: tuple[float, float] | None = None
-    groups: StrictInt | None = None
+    groups: Count | None = None
+    row_range: RowRange | Literal["unknown"] | None = "unknown"
 
     def to_dict(self) -> dict[str, Any]:
         shown: dict[str, Any] = {name: getattr(self, name) for name in self.__slots__}
         if self.groups is None:
             del shown["groups"]
+        if self.row_range == "unknown":
+            del shown["row_range"]
+        else:
+            shown["row_range"] = self.row_range and list(self.row_range)
         shown["interval"] = self.interval and list(self.interval)
         if self.value is not None and not math.isfinite(self.value):
             shown["note"] = f"the value is {self.value}"
@@ -114,12 +140,12 @@ class SuiteResult:
     type: str
     options: dict[str, Any]
     metrics: dict[str, Annotated[MetricResult, BeforeValidator(_restore_infinity)]]
-    n: StrictInt
-    failed: StrictInt
-    truncated: StrictInt | None
-    requests: StrictInt
+    n: Count
+    failed: Count
+    truncated: Count | None
+    requests: Count
     seconds: Annotated[float, Field(validation_alias=AliasPath("timings", "seconds"))]
-    cached: Annotated[StrictInt, Field(validation_alias=AliasPath("timings", "cached"))] = 0
+    cached: Annotated[Count, Field(validation_alias=AliasPath("timings", "cached"))] = 0
     provenance: dict[str, Any] = field(default_factory=_empty)
     first_failure: str | None = None
     errors: list[str] = field(default_factory=list[str])
@@ -183,9 +209,9 @@ class RunResult:
     engine: dict[str, Any]
     scoring_policy: dict[str, Any]
     versions: dict[str, Any]
-    limit: StrictInt | None = None
-    step: StrictInt | None = None
-    planned: dict[str, StrictInt] = field(default_factory=dict[str, int])
+    limit: Count | None = None
+    step: Count | None = None
+    planned: dict[str, Count] = field(default_factory=dict[str, int])
     status: Status = "running"
     started: Annotated[str, Field(validation_alias=AliasPath("timings", "started"))] = ""
     finished: Annotated[str | None, Field(validation_alias=AliasPath("timings", "finished"))] = None

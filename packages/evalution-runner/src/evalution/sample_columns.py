@@ -21,6 +21,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any, TypeVar
 
+from evalution.journal.database import has_other_statements
 from evalution.samples import SampleResult, to_json
 
 INDEX = "samples.index"
@@ -28,9 +29,11 @@ INDEX = "samples.index"
 
 _BUFFER = 1 << 20
 _APPLICATION_ID = 0x45564C49
-_FORM = 1 if sys.byteorder == "little" else 2
+_FORM = 3 if sys.byteorder == "little" else 4
 _TABLES = """
-CREATE TABLE suites (name BLOB PRIMARY KEY, first INTEGER, end INTEGER, checksum INTEGER);
+CREATE TABLE suites (
+    name BLOB PRIMARY KEY, first INTEGER, end INTEGER, checksum INTEGER, columns INTEGER
+);
 CREATE TABLE columns (suite BLOB, name BLOB, kind TEXT, data BLOB);
 """
 
@@ -167,8 +170,10 @@ class SampleIndex:
             "failed": columns.failed,
             **({"groups": columns.groups} if any(columns.groups) else {}),
         }
-        numbers = [(name, label, column.typecode, column) for label, column in held.items()]
-        metrics = [(name, _encode(metric), "d", data) for metric, data in columns.metrics.items()]
+        numbers: list[tuple[bytes, str | bytes, str, array[Any]]] = [
+            (name, label, column.typecode, column) for label, column in held.items()
+        ]
+        numbers += [(name, _encode(metric), "d", data) for metric, data in columns.metrics.items()]
         try:
             with self._connect("rwc") as file:
                 if not file.execute("PRAGMA schema_version").fetchone()[0]:
@@ -177,12 +182,10 @@ class SampleIndex:
                     file.execute(f"PRAGMA user_version = {_FORM}")
                 with file:
                     file.execute(
-                        "INSERT INTO suites VALUES (?, ?, ?, ?)",
-                        (name, lines.first, lines.end, lines.checksum),
+                        "INSERT INTO suites VALUES (?, ?, ?, ?, ?)",
+                        (name, lines.first, lines.end, lines.checksum, _checksum(numbers)),
                     )
-                    file.executemany(
-                        "INSERT INTO columns VALUES (?, ?, ?, ?)", [*numbers, *metrics]
-                    )
+                    file.executemany("INSERT INTO columns VALUES (?, ?, ?, ?)", numbers)
         except (sqlite3.Error, OSError):
             with suppress(OSError):
                 self._path.unlink()
@@ -196,7 +199,7 @@ class SampleIndex:
             with self._connect("ro") as file:
                 found = [
                     (name.decode("utf-8", "surrogatepass"), SuiteLines(*lines))
-                    for name, *lines in file.execute("SELECT * FROM suites ORDER BY first")
+                    for name, *lines, _ in file.execute("SELECT * FROM suites ORDER BY first")
                 ]
             samples = self._samples.stat()
             is_younger = samples.st_mtime_ns > self._path.stat().st_mtime_ns
@@ -218,19 +221,25 @@ class SampleIndex:
         """Return the columns of a suite that `list_suites` has.
 
         Raises:
-            KeyError: they can't be read.
+            KeyError: they can't be read, or aren't as they were written.
         """
         held: dict[str, array[Any]] = {}
         metrics: dict[str, array[float]] = {}
-        query = "SELECT name, kind, data FROM columns WHERE suite = ? ORDER BY rowid"
+        query = "SELECT suite, name, kind, data FROM columns WHERE suite = ? ORDER BY rowid"
         try:
             with self._connect("ro") as file:
-                for name, kind, data in file.execute(query, (_encode(suite),)):
-                    is_metric = isinstance(name, bytes)
-                    label = name.decode("utf-8", "surrogatepass") if is_metric else name
-                    column: array[Any] = array(str(kind))
-                    column.frombytes(data)
-                    (metrics if is_metric else held)[label] = column
+                found = file.execute(query, (_encode(suite),)).fetchall()
+                written = "SELECT columns FROM suites WHERE name = ?"
+                if file.execute(written, (_encode(suite),)).fetchone() != (_checksum(found),):
+                    raise ValueError("the columns were changed")
+            for _, name, kind, data in found:
+                is_metric = isinstance(name, bytes)
+                label = name.decode("utf-8", "surrogatepass") if is_metric else name
+                column: array[Any] = array(str(kind))
+                column.frombytes(data)
+                (metrics if is_metric else held)[label] = column
+            if len({len(column) for column in (*held.values(), *metrics.values())}) != 1:
+                raise ValueError("the columns have different lengths")
             held.setdefault("groups", array("q", bytes(8 * len(held["rows"]))))
             return SampleColumns(**held, metrics=metrics)
         except (sqlite3.Error, OSError, ValueError, TypeError, KeyError) as error:
@@ -246,9 +255,18 @@ class SampleIndex:
             if mode == "ro":
                 application = connection.execute("PRAGMA application_id").fetchone()[0]
                 form = connection.execute("PRAGMA user_version").fetchone()[0]
-                if (application, form) != (_APPLICATION_ID, _FORM):
+                is_ours = (application, form) == (_APPLICATION_ID, _FORM)
+                if not is_ours or has_other_statements(connection, _TABLES):
                     raise sqlite3.DatabaseError("the database of another program")
             yield connection
+
+
+def _checksum(columns: Iterable[tuple[bytes, str | bytes, str, Any]]) -> int:
+    """Return the CRC-32 of columns with their names and kinds."""
+    checksum = 0
+    for _, name, kind, data in columns:
+        checksum = zlib.crc32(data, zlib.crc32(f"{name!r} {kind} ".encode(), checksum))
+    return checksum
 
 
 def read_checksum(file: Path, first: int, end: int) -> int:

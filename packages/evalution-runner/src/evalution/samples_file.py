@@ -70,6 +70,16 @@ def write_errors(folder: Path) -> Generator[None]:
         raise to_write_error(folder, error) from error
 
 
+def open_new(path: Path) -> BinaryIO:
+    """Open a file to be written from its beginning; a link in its place is removed, not followed.
+
+    Raises:
+        OSError: it can't be made, or what stands there can't be removed.
+    """
+    path.unlink(missing_ok=True)
+    return path.open("x+b", _BUFFER)
+
+
 class SamplesFile:
     """Writes the lines of suites that run one after the other, and their index.
 
@@ -82,7 +92,7 @@ class SamplesFile:
         self._index = SampleIndex(path)
         with write_errors(path.parent):
             self._index.delete()
-            self._file: BinaryIO = path.open("w+b", _BUFFER)
+            self._file = open_new(path)
         self._begin = 0
         self._end = 0
         self._checksum = 0
@@ -93,7 +103,9 @@ class SamplesFile:
     def append(self, sample: SampleResult) -> None:
         """Append one line. A crash may lose those of the last moment: the journal has all."""
         line = to_line(sample)
-        self._suite = sample.suite
+        if sample.suite != self._suite:  # the one before may have been cut off
+            self._suite, self._columns = sample.suite, SampleColumns()
+            self._begin, self._checksum = self._end, 0
         self._columns.add(sample, self._end)
         self._checksum = zlib.crc32(line, self._checksum)
         self._end += len(line)
@@ -107,7 +119,7 @@ class SamplesFile:
             raise to_write_error(self.path.parent, error) from error
 
     def finish_suite(self) -> None:
-        """Order the lines since the last call by row; of several of one row, the last stays."""
+        """Order the suite's lines by row; of several of one row, the last stays."""
         columns, self._columns = self._columns, SampleColumns()
         with write_errors(self.path.parent):
             if not is_ordered(columns.rows):
@@ -130,7 +142,7 @@ class SamplesFile:
         lengths = array("q")
         draft = self.path.with_suffix(".part")
         self._file.flush()
-        with draft.open("w+b", _BUFFER) as ordered, self.path.open("rb", _SMALL_BUFFER) as lines:
+        with open_new(draft) as ordered, self.path.open("rb", _SMALL_BUFFER) as lines:
             for at in find_order(columns.rows):
                 lines.seek(columns.offsets[at])
                 lengths.append(ordered.write(lines.read(ends[at] - columns.offsets[at])))

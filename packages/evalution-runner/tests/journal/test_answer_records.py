@@ -201,3 +201,9 @@ def test_only_an_error_is_made_of_a_failure(name: str) -> None:
 def test_what_is_no_answer_to_the_request_is_not_served(text: str, message: str) -> None:
     with pytest.raises(UnreadableAnswerError, match=message):
         decode_answer(text, REQUESTS[GenerationOutput])
+
+
+def test_log_probability_that_no_float_holds_is_not_served() -> None:
+    text = json.dumps({"rolling": {"logprob": -(10**400), "token_count": 1}})
+    with pytest.raises(UnreadableAnswerError, match="can't be read: int too large"):
+        decode_answer(text, REQUESTS[RollingLoglikelihoodOutput])

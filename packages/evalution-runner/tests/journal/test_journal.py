@@ -40,7 +40,8 @@ def committed(path: Path) -> list[str]:
         copy.write_bytes(_bytes_of(file))
     reader = sqlite3.connect(copies[0])
     try:
-        return [row[0].decode() for row in reader.execute("SELECT answer FROM answers")]
+        found = reader.execute("SELECT answer FROM answers")
+        return [row[0].decode().partition("\n")[0] for row in found]
     finally:
         reader.close()
 

@@ -8,6 +8,7 @@ import sqlite3
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from pathlib import Path
 from threading import Event
 from typing import NoReturn
@@ -89,8 +90,16 @@ def declared_value(path: Path) -> None:
     overwrite(path, path.read_bytes().index(b'{"engine"') + 2, b"\x00")
 
 
+def nested_value(path: Path) -> None:
+    with closing(sqlite3.connect(path, isolation_level=None)) as file:
+        nested = '[{"a":' * 150 + "1" + "}]" * 150
+        file.execute("UPDATE declared SET value = ?", (nested,))
+        file.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+
+
 @pytest.mark.parametrize(
-    "damage", [declared_value, last_page, middle_page, zeroed_pages, cut_short, torn_page]
+    "damage",
+    [nested_value, declared_value, last_page, middle_page, zeroed_pages, cut_short, torn_page],
 )
 def test_damaged_journal_is_moved_aside_and_its_answers_are_asked_again(
     path: Path, damage: Callable[[Path], None]
@@ -130,6 +139,27 @@ def test_damage_anywhere_behind_the_header_ends_in_no_crash(path: Path, seed: in
         for number in range(COUNT):
             journal.find(key(number))
         fill(journal, 0, COUNT)
+        assert kept(journal) == list(range(COUNT))
+
+
+def test_answer_with_a_changed_bit_is_not_served(path: Path) -> None:
+    content = path.read_bytes()
+    start = content.index(answer(7).encode())
+    size = len(answer(7))
+    for place in (start, start + size - 5, start + size - 1, start + size + 1, start + size + 32):
+        overwrite(path, place, bytes([content[place] ^ 1]))
+        with Journal.open(path) as journal:
+            assert journal.notice is None
+            assert journal.find(key(7)) is None
+        path.write_bytes(content)
+    with Journal.open(path) as journal:
+        assert kept(journal) == list(range(COUNT))
+
+
+def test_answer_of_a_version_that_wrote_no_checksum_is_served(path: Path) -> None:
+    with closing(sqlite3.connect(path, isolation_level=None)) as old:
+        old.execute("UPDATE answers SET answer = ? WHERE row = 7", (answer(7).encode(),))
+    with Journal.open(path) as journal:
         assert kept(journal) == list(range(COUNT))
 
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 import sqlite3
 import subprocess
 import sys
+from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -33,6 +35,16 @@ def test_file_that_is_no_database_is_refused(tmp_path: Path) -> None:
     assert path.exists()
 
 
+def test_journal_that_links_to_another_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "journal.sqlite"
+    Journal.create(tmp_path / "other.sqlite").close()
+    path.symlink_to(tmp_path / "other.sqlite")
+    for call in (Journal.open, Journal.delete):
+        with pytest.raises(ConfigurationError, match="can't be written: it is a link to another"):
+            call(path)
+    assert path.is_symlink()
+
+
 def test_database_of_another_program_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "journal.sqlite"
     other = sqlite3.connect(path)
@@ -42,11 +54,39 @@ def test_database_of_another_program_is_refused(tmp_path: Path) -> None:
         Journal.open(path)
 
 
+@pytest.mark.parametrize(
+    "statement",
+    [
+        "CREATE VIEW declared AS SELECT 'a' AS section, '{}' AS value",
+        "CREATE TABLE declared (section TEXT, value TEXT AS (printf('%9d', 1)))",
+        "CREATE TRIGGER later AFTER INSERT ON answers BEGIN DELETE FROM answers; END",
+        "CREATE INDEX slow ON answers (length(answer))",
+    ],
+)
+@pytest.mark.parametrize("call", [Journal.open, Journal.open_shared, Journal.delete])
+def test_journal_that_a_stranger_changed_is_refused(
+    tmp_path: Path, call: Callable[[Path], object], statement: str
+) -> None:
+    path = tmp_path / "journal.sqlite"
+    Journal.create(path).close()
+    with closing(sqlite3.connect(path)) as changed:
+        if "declared" in statement:
+            changed.execute("DROP TABLE declared")
+        changed.execute(statement)
+    with pytest.raises(ConfigurationError) as caught:
+        call(path)
+    assert str(caught.value) == (
+        f"{path} is no journal: it is the database of another program; move it away"
+    )
+    assert path.exists()
+
+
 def test_journal_of_a_newer_version_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "journal.sqlite"
     Journal.create(path).close()
     newer = sqlite3.connect(path)
     newer.execute("PRAGMA user_version = 7")
+    newer.execute("CREATE TABLE more (name)")
     newer.close()
     with pytest.raises(
         ConfigurationError,

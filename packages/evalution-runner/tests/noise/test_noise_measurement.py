@@ -16,6 +16,7 @@ from evalution.noise import NoiseResult, measure_noise, read_noise, write_noise
 from evalution.noise.result import Condition
 from evalution.noise.statistics import find_verdicts
 from evalution.noise.table import list_headings, list_remarks, list_verdicts, make_noise_table
+from evalution.progress import Progress
 from evalution.runs.preflight import EngineAndModel
 from evalution.suites.suite import SuiteDeclaration
 from evalution_core import (
@@ -191,6 +192,29 @@ def test_result_is_shown_and_read_back(tmp_path: Path) -> None:
     assert samples == "samples: 6 of 6 came again with the same seed, 0 with another; 0 of 6 " + (
         "prompts gave 4 equal samples"
     )
+
+
+def test_the_model_is_never_loaded_within_another_step_of_the_progress() -> None:
+    steps: list[str] = []
+
+    class Steps(Progress):
+        def model_loading(self, model: str, engine: str) -> None:
+            steps.append("loading")
+
+        def model_ready(self, seconds: float) -> None:
+            steps.append("ready")
+
+        def suite_started(self, name: str, total: int) -> None:
+            steps.append(f"{total} {name}")
+
+        def sample_finished(self, done: int, failed: int, running: Any) -> None:
+            steps.append("pass")
+
+        def suite_finished(self) -> None:
+            steps.append("finished")
+
+    measure_noise(EngineAndModel(Planted(), Model("toy")), [PROSE], progress=Steps())
+    assert steps == ["loading", "ready", "24 passes", *["pass"] * 24, "finished"]
 
 
 def test_batches_can_not_be_judged_where_the_order_counts() -> None:

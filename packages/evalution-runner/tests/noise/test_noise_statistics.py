@@ -30,7 +30,7 @@ def test_an_odd_repeat_is_no_effect_of_the_condition() -> None:
 
 
 def complete(text: str, ids: list[int], logprobs: list[float]) -> Generated:
-    return Generated(text, array("q", ids), array("d", logprobs), None)
+    return Generated(text, array("q", ids), array("d", logprobs), None, None)
 
 
 def test_texts_are_compared_up_to_where_they_part() -> None:

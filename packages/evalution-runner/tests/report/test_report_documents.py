@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import Any
 
 import pytest
@@ -11,6 +11,8 @@ from evalution import MetricResult
 from evalution.report.documents import make_documents
 from evalution.runs.progress_file import PROGRESS, RunState
 from evalution.samples import to_json, to_line
+from evalution.scoring.metrics import F1, Mean, Measure, Ratio
+from evalution.scoring.metrics import MatthewsCorrelation as MCC
 from evalution.view.labels import find_differing_keys, flatten, label_runs
 
 
@@ -34,6 +36,48 @@ def test_scores_of_a_run_have_its_metrics_the_main_one_first(
     assert (acc["count"], acc["failed"], acc["is_partial"]) == (9, 1, False)
 
 
+THIRD = [1.0, 0.0, 0.0] * 3
+SCORED = [
+    *(("acc", Mean(), [1.0] * right + [0.0] * (8 - right), True) for right in (0, 3, 4, 8)),
+    *(("acc", Mean(), values, False) for values in ([0.9, 0.8] * 4, [0.25, 0.75] * 4, [0.6] * 8)),
+    ("err", Mean(higher_is_better=False), THIRD, False),
+    ("score", Mean(largest=100.0), [100.0, 0.0] * 4, False),
+    *((name, kind(), THIRD, False) for name, kind in (("inst", Ratio), ("mcc", MCC), ("f1", F1))),
+]
+
+
+@pytest.mark.parametrize(
+    "case", [(*case, size) for case in SCORED for size in ((0, 2) if case[-1] else (0,))]
+)
+def test_share_of_right_rows_is_known_without_its_samples(
+    case: Any, make_run: Any, make_suite: Any
+) -> None:
+    name, metric, values, is_share, size = case
+    groups = [at // size for at in range(len(values))] if size else None
+    found = metric.estimate([Measure(value) for value in values], groups)
+    count = None if groups is None else len({*groups})
+    rest = (metric.higher_is_better, len(values), found.interval, count)
+    result = MetricResult(found.value, found.stderr, *rest)
+    [run] = documents(make_run(make_suite("sums", metrics={name: result})))["runs"]["runs"]
+    assert run["scores"][0]["is_share"] is is_share
+
+
+@pytest.mark.parametrize("row_range", [None, (None, None), (0.0, 100.0)])
+def test_score_of_groups_whose_rows_are_not_right_or_wrong_is_no_share(
+    row_range: Any, make_run: Any, make_suite: Any
+) -> None:
+    result = MetricResult(0.5, 0.1, True, 8, (0.3, 0.7), 4, (0.0, 1.0))
+    for found, is_share in ((result, True), (replace(result, row_range=row_range), False)):
+        [run] = documents(make_run(make_suite("sums", metrics={"acc": found})))["runs"]["runs"]
+        assert run["scores"][0]["is_share"] is is_share
+
+
+def test_damaged_score_of_no_rows_is_no_share(make_run: Any, make_suite: Any) -> None:
+    result = MetricResult(0.5, None, True, 0, (0.0, 1.0))
+    [run] = documents(make_run(make_suite("sums", metrics={"acc": result})))["runs"]["runs"]
+    assert run["scores"][0]["is_share"] is False
+
+
 def test_interrupted_run_shows_the_samples_that_it_has(
     make_run: Any, make_suite: Any, make_sample: Any, tmp_path: Any
 ) -> None:
@@ -47,6 +91,7 @@ def test_interrupted_run_shows_the_samples_that_it_has(
 
     assert (run["status"], run["progress"]["done"]) == ("interrupted", 4)
     assert (score["value"], score["count"], score["is_partial"]) == (0.75, 4, True)
+    assert score["is_share"] is True
     assert [row["index"] for row in found["samples"]["sums"]] == [0, 1, 2, 3]
     assert found["details"]["A"]["error"] == "interrupted in suite sums"
     (tmp_path / PROGRESS).write_text(to_json(asdict(RunState(suite="sums"))))
@@ -62,6 +107,7 @@ def test_score_of_all_rows_at_once_is_not_known_before_its_end(
     found = documents(make_run(status="interrupted", folder=tmp_path))
     [score] = found["runs"]["runs"][0]["scores"]
     assert (score["metric"], score["value"], score["count"]) == ("mcc", None, 4)
+    assert score["is_share"] is False
 
 
 def test_baseline_of_many_runs_is_the_first_with_a_score(

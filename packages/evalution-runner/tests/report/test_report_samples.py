@@ -25,7 +25,7 @@ class Embedded:
     """Rows of a report by suite, and how many rows its runs have."""
 
     rows: Any
-    counts: dict[str, int]
+    counts: dict[str, dict[str, int]]
 
 
 def embed(*runs: Any, most: int = 100) -> Embedded:
@@ -55,7 +55,12 @@ def test_rows_beyond_the_limit_are_left_out_and_counted(
     assert len(rows) == 5
     assert rows == sorted(rows)
     assert 13 in rows
-    assert found.counts == {"sums": 20}
+    assert found.counts == {"sums": {"A": 20}}
+
+
+def test_rows_are_counted_of_each_run(make_run: Any, make_suite: Any, make_sample: Any) -> None:
+    runs = [make_run(make_suite("sums", [*map(make_sample, range(size))])) for size in (5, 60)]
+    assert embed(*runs).counts == {"sums": {"A": 5, "B": 60}}
 
 
 def test_budget_is_kept_and_shared_by_the_suites(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import shutil
@@ -237,6 +238,17 @@ def test_same_ids_give_the_same_hash_and_another_template_another(
     assert len({record["encoding"] for record in records}) == 1
     assert hashes[0] is None
     assert hashes[1] == hashes[2] != hashes[3]
+
+
+def test_another_template_for_tools_is_another_hash(scripted_session: Any) -> None:
+    session = scripted_session()
+    session.tokenizer = Tokenizer()
+    hashes: list[str] = []
+    for tools in (None, "{{ messages }}", "A {{ tools }}", "B {{ tools }}"):
+        session.tokenizer.chat_template = ChatTemplate("{{ messages }}", tool_source=tools)
+        hashes.append((make_tokenizer_record(session) or {})["chat_template"])
+    assert hashes[0] == hashes[1] == hashlib.sha256(b"{{ messages }}").hexdigest()
+    assert len(set(hashes)) == 3
 
 
 def test_variables_of_the_template_are_recorded_and_a_servers_own_template_is_none(

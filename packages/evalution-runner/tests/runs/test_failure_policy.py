@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -50,6 +51,16 @@ def test_more_failures_than_allowed_end_the_run_over_all_suites(poisoned: Any, b
         f"{bound + 1} samples failed, and max_failures is {bound}; the last: "
         f"suite {suite!r}, row {row}: poison"
     )
+
+
+@pytest.mark.parametrize("identity", [None, {"model.safetensors": "one"}])
+def test_run_that_can_go_on_says_how(poisoned: Any, identity: Any, tmp_path: Path) -> None:
+    poisoned.identity = lambda: identity
+    with pytest.raises(TooManyFailuresError) as caught:
+        run(poisoned, on_error="raise", output=tmp_path)
+    how = f"; with --retry-failed it goes on in {tmp_path}, and asks again for what failed"
+    expected = f"suite 'one', row 2: poison (on_error: raise){how if identity else ''}"
+    assert str(caught.value) == expected
 
 
 def test_as_many_failures_as_allowed_end_nothing(poisoned: Any) -> None:

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import io
 import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -9,8 +10,10 @@ from typing import Any
 import pytest
 
 import evalution
-from evalution import Generation
+from evalution import Generation, Run
 from evalution.comparison import compare, table
+from evalution.progress import PlainProgress
+from evalution.runs.options import RunOptions
 from evalution.suites.judge import Judge
 from evalution_core import (
     Capability,
@@ -121,6 +124,38 @@ def test_another_judge_regenerates_no_answer(
     assert len(judge.asked) == (6 if "rubric" in change else 0)
     assert result["rows"].metrics["exact_match"].value == 1.0
     assert result["rows-judged"].metrics["judge"].n == 6
+
+
+def test_grades_are_planned_with_the_answers(scripted: Any, panel: Any) -> None:
+    class Places(PlainProgress):
+        def suite_finished(self) -> None:
+            super().suite_finished()
+            found.append((self.name, self.place))
+
+    def judged(name: str, model: str) -> Generation:
+        judge = Judge(
+            engine=grading,
+            model=Model(model),
+            rubric=RUBRIC,
+            apply_chat_template=False,
+        )
+        return Generation(data=ROWS, prompt="q", target="a", name=name, judge=judge)
+
+    found: list[tuple[str, tuple[int, int] | None]] = []
+    grading = scripted(panel(approve).session)
+    answered = [judged("a", "one"), judged("b", "two"), judged("a", "one")]
+    plain = Generation(data=ROWS[:4], prompt="q", target="a", name="a-judged")
+    handle = Run(
+        scripted(panel(answer_right).session), "m", RunOptions(progress=Places(io.StringIO()))
+    )
+    with handle:
+        handle.prepare([*answered, plain])
+        for suite in (*answered, plain):
+            handle.run(suite)
+    names = ["a", "b", "a-2", "a-judged", "a-judged-2", "a-2-judged", "b-judged"]
+    assert found == [(name, (place, 7)) for place, name in enumerate(names, 1)]
+    assert handle.result.planned == {name: 4 if name == "a-judged" else 6 for name in names}
+    assert [suite.name for suite in handle.result.suites] == names
 
 
 def test_a_finished_run_of_the_same_judge_stays(run: Any, panel: Any, tmp_path: Path) -> None:

@@ -60,6 +60,17 @@ def test_state_counts_samples_of_the_whole_run(monkeypatch: pytest.MonkeyPatch) 
     )
 
 
+def test_suite_that_has_fewer_samples_than_planned_leaves_none_to_do() -> None:
+    progress = ProgressFile(Progress())
+    progress.suites_planned([10, 10])
+    for total in (10, 7):
+        progress.suite_started("sums", total)
+        progress.sample_finished(total, 0, None)
+        progress.suite_finished()
+    state = progress.read()
+    assert (state.done, state.total, state.suites_done, state.suites) == (17, 17, 2, 2)
+
+
 class Watch(Progress):
     """Reads the file of a run while the run goes on."""
 
@@ -95,6 +106,17 @@ def test_file_is_there_while_a_run_goes_on(tmp_path: Path, monkeypatch: pytest.M
     assert PROGRESS not in os.listdir(tmp_path / "run")
 
 
+def test_file_is_not_written_through_a_link(tmp_path: Path) -> None:
+    (tmp_path / "other").write_text("precious")
+    (tmp_path / "progress.part").symlink_to(tmp_path / "other")
+    file = ProgressFile(Progress())
+    file.open(tmp_path)
+    file.model_loading("m", "Mock")
+    assert read_progress(tmp_path) is not None
+    file.close()
+    assert (tmp_path / "other").read_text() == "precious"
+
+
 def wait_for(file: Path) -> None:
     while not file.exists():
         os.sched_yield()
@@ -113,7 +135,7 @@ def test_infinite_score_so_far_leaves_the_file_readable(tmp_path: Path) -> None:
     assert (state.suite_done, state.running) == (1, None)
 
 
-@pytest.mark.parametrize("text", ["", "[]", '{"done": "x"}'])
+@pytest.mark.parametrize("text", ["", "[]", '{"done": "x"}', "[" * 200_000])
 def test_file_that_holds_no_state_is_none(tmp_path: Path, text: str) -> None:
     assert read_progress(tmp_path) is None
     (tmp_path / PROGRESS).write_text(text)

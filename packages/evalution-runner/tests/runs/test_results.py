@@ -103,6 +103,7 @@ def test_folder_that_can_not_be_used_is_reported(tmp_path: Path, name: str, mess
         ("samples.jsonl", '{"question": "1 + 1?"}\n'),
         ("results.json", '{"results": {"mine": 1}}'),
         ("results.json", "notes"),
+        ("results.json", "[" * 200_000),
     ],
 )
 def test_files_that_no_run_wrote_are_left_alone(
@@ -133,11 +134,14 @@ def test_samples_are_read_back_in_the_order_of_the_rows(tmp_path: Path) -> None:
     assert found.samples[1].prompt == "é\u2028"
 
 
-def test_full_disk_is_reported_and_what_is_there_stays(tmp_path: Path) -> None:
+def test_full_disk_is_reported_and_what_is_there_stays(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     if not Path("/dev/full").exists():
         pytest.skip("this system has no /dev/full to write to")
     folder = RunFolder(tmp_path / "run")
-    folder.samples_file.symlink_to("/dev/full")
+    full = open("/dev/full", "wb")  # noqa: SIM115 - the folder closes it
+    monkeypatch.setattr("evalution.samples_file.open_new", lambda _: full)
     with pytest.raises(ResultsNotWrittenError, match="can't be written: No space left"):
         folder.samples.append(SampleResult("sums", 1))
     with pytest.raises(ResultsNotWrittenError, match="can't be written: No space left"):

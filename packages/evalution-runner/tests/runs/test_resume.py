@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import sqlite3
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +16,7 @@ from evalution import Generation, MultipleChoice, Run
 from evalution.journal.store import Journal
 from evalution.progress import Progress
 from evalution.runs.options import RunOptions, TooManyFailuresError
+from evalution.runs.reader import read_run
 from evalution_core import (
     ConfigurationError,
     EngineRuntimeError,
@@ -80,6 +83,65 @@ def test_unfinished_run_goes_on_and_ends_as_if_it_had_never_stopped(
     assert len(counted.computed) == 30
     assert sum(suite.cached for suite in result.suites) == dies_after
     assert files(tmp_path / "run") == files(tmp_path / "whole")
+
+
+def test_links_in_a_folder_of_somebody_else_are_not_written_through(
+    counted: Any, tmp_path: Path
+) -> None:
+    run, others = tmp_path / "run", tmp_path / "others"
+    with pytest.raises(EngineRuntimeError, match="device lost"):
+        evalution.run(engine=counted.engine(5), model="m", tests=suites(), output=run)
+    others.mkdir()
+    names = ("samples.jsonl", "samples.part", "samples.index", "samples.index-journal")
+    for name in (*names, "results.json.part", "progress.part"):
+        (others / name).write_text("precious")
+        (run / name).unlink(missing_ok=True)
+        (run / name).symlink_to(others / name)
+    evalution.run(engine=counted.engine(), model="m", tests=suites(), output=run)
+    assert {file.read_text() for file in others.iterdir()} == {"precious"}
+    assert len(read_run(run).suites[0].samples) == 10
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        (b'"text"', b'"texu"'),
+        (b'{"generation"', b'{"generatinn"'),
+        (b"}}", b',"tokent":1}}'),
+        (b"{", b"z"),
+    ],
+)
+def test_damaged_answer_is_computed_again(
+    counted: Any, tmp_path: Path, old: bytes, new: bytes
+) -> None:
+    evalution.run(engine=counted.engine(), model="m", tests=suites(), output=tmp_path / "whole")
+    counted.computed.clear()
+    with pytest.raises(EngineRuntimeError, match="device lost"):
+        evalution.run(engine=counted.engine(5), model="m", tests=suites(), output=tmp_path / "run")
+    with closing(
+        sqlite3.connect(tmp_path / "run" / "journal.sqlite", isolation_level=None)
+    ) as file:
+        (found,) = file.execute("SELECT answer FROM answers WHERE row = 2").fetchone()
+        damaged = found.partition(b"\n")[0].replace(old, new, 1)  # as if no checksum had shown it
+        assert old in found
+        file.execute("UPDATE answers SET answer = ? WHERE row = 2", (damaged,))
+    result = evalution.run(
+        engine=counted.engine(), model="m", tests=suites(), output=tmp_path / "run"
+    )
+    assert len(counted.computed) == 31
+    assert sum(suite.cached for suite in result.suites) == 4
+    assert files(tmp_path / "run") == files(tmp_path / "whole")
+
+
+@pytest.mark.parametrize("value", ["null", "1", "[]", '"x"', "NaN"])
+def test_declared_run_that_is_none_is_refused(counted: Any, tmp_path: Path, value: str) -> None:
+    folder = tmp_path / "run"
+    with pytest.raises(EngineRuntimeError):
+        evalution.run(engine=counted.engine(5), model="m", tests=suites(), output=folder)
+    with closing(sqlite3.connect(folder / "journal.sqlite", isolation_level=None)) as file:
+        file.execute("UPDATE declared SET value = ? WHERE section = 'run'", (value,))
+    with pytest.raises(ConfigurationError, match=r"holds a run of another spec: run was .*--fresh"):
+        evalution.run(engine=Mock(), model="m", tests=suites(), output=folder)
 
 
 def test_failed_request_is_finished_work(counted: Any, tmp_path: Path) -> None:
@@ -174,6 +236,30 @@ def test_another_spec_is_refused_with_the_difference(
     assert difference in shown
     assert shown.endswith("; name another --output, or start over with --fresh")
     assert files(tmp_path) == before
+
+
+def test_run_goes_on_at_the_same_step_alone(counted: Any, tmp_path: Path) -> None:
+    options: dict[str, Any] = {"model": "m", "tests": suites(), "output": tmp_path}
+    with pytest.raises(EngineRuntimeError, match="device lost"):
+        evalution.run(engine=counted.engine(5), step=100, **options)
+    for step, difference in ((200, "was 100, now 200"), (None, "was 100, now None")):
+        with pytest.raises(ConfigurationError, match=f"another spec: run.step {difference}; "):
+            evalution.run(engine=counted.engine(), step=step, **options)
+    assert evalution.run(engine=counted.engine(), step=100, **options).step == 100
+    assert len(counted.computed) == 30
+
+
+def test_run_of_a_version_that_kept_no_step_goes_on_at_one(counted: Any, tmp_path: Path) -> None:
+    options: dict[str, Any] = {"model": "m", "tests": suites(), "output": tmp_path}
+    with pytest.raises(EngineRuntimeError, match="device lost"):
+        evalution.run(engine=counted.engine(5), **options)
+    with pytest.raises(ConfigurationError, match=r"run\.step was None, now 100"):
+        evalution.run(engine=counted.engine(), step=100, **options)
+    with closing(sqlite3.connect(tmp_path / "journal.sqlite")) as journal, journal:
+        older = "UPDATE declared SET value = json_remove(value, '$.step') WHERE section = 'run'"
+        assert journal.execute(older).rowcount == 1
+    assert evalution.run(engine=counted.engine(), step=100, **options).step == 100
+    assert len(counted.computed) == 30
 
 
 def test_batch_size_may_change_on_the_way(counted: Any, tmp_path: Path) -> None:
@@ -352,6 +438,7 @@ def test_run_goes_on_only_with_the_variables_that_a_server_has_bound(
 
     def go_on(variables: dict[str, Any], *script: Any) -> evalution.RunResult:
         session = scripted_session(*script)
+        session.identity = lambda: {"model.safetensors": "one"}
         session.tokenizer = ByteTokenizer()
         session.tokenizer.chat_template = ChatTemplate("{{ tone }}", variables=variables)
         who: dict[str, Any] = {"session": session} if is_lent else {"engine": scripted(session)}

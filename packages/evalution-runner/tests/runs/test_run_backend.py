@@ -14,7 +14,7 @@ import pytest
 import evalution
 from evalution.replicas import Replicas
 from evalution.report import write_report
-from evalution.runs.options import RunOptions
+from evalution.runs.options import FailurePolicy, RunOptions, TooManyFailuresError
 from evalution.runs.reader import read_run
 from evalution.yaml_spec import run_spec
 from evalution.yaml_spec.run_spec import load_spec
@@ -24,7 +24,9 @@ from evalution_core import (
     Capability,
     ConfigurationError,
     EngineRuntimeError,
+    InvalidRequestError,
     Model,
+    RequestFailure,
     UnsupportedRequestError,
 )
 from evalution_core.capabilities import GUIDE_CAPABILITIES
@@ -196,6 +198,77 @@ def test_resumed_run_must_have_the_same_backend(
         evalution.run(
             engine=Attaching(scripted_session()), backend=Other(), tests=[suite], output=folder
         )
+
+
+def dying(events: Any) -> Any:
+    yield next(events)
+    raise EngineRuntimeError("the model died")
+
+
+@pytest.mark.parametrize("is_given", [True, False])
+def test_answers_of_a_live_model_are_not_taken_up_again(
+    scripted_session: type[Any], suite: evalution.Generation, tmp_path: Path, is_given: bool
+) -> None:
+    def run(session: Any, **options: Any) -> evalution.RunResult:
+        live: dict[str, Any] = {"session": session}
+        if not is_given:
+            live = {"engine": Attaching(session), "backend": Backend()}
+        return evalution.run(tests=[suite], output=tmp_path / "run", step=1, **live, **options)
+
+    with pytest.raises(EngineRuntimeError, match="the model died"):
+        run(scripted_session(dying))
+    before = (tmp_path / "run" / "samples.jsonl").read_bytes()
+    for options in ({}, {"retry_failed": True}):
+        with pytest.raises(ConfigurationError) as caught:
+            run(scripted_session(), **options)
+        assert str(caught.value) == (
+            f"{tmp_path / 'run'} holds answers of a live model; its weights may have changed "
+            "since, so they can't be taken up again: name another --output, or start over with "
+            "--fresh"
+        )
+    assert (tmp_path / "run" / "samples.jsonl").read_bytes() == before
+    assert run(scripted_session(), fresh=True).suites[0].cached == 0
+
+
+@pytest.mark.parametrize("has_died", ["without an answer", "known by content"])
+def test_run_of_a_live_model_goes_on_where_no_answer_can_be_stale(
+    scripted_session: type[Any], suite: evalution.Generation, tmp_path: Path, has_died: str
+) -> None:
+    is_known = has_died == "known by content"
+
+    class Live(scripted_session):
+        def identity(self) -> dict[str, Any] | None:
+            return {"weights": "one"} if is_known else None
+
+    def at_once(events: Any) -> Any:
+        raise EngineRuntimeError("the model died")
+
+    with pytest.raises(EngineRuntimeError, match="the model died"):
+        evalution.run(session=Live(dying if is_known else at_once), tests=[suite], output=tmp_path)
+    again = evalution.run(session=Live(), tests=[suite], output=tmp_path)
+    assert (again.status, again.suites[0].cached) == ("done", int(is_known))
+
+
+def test_handle_of_a_live_model_goes_on_after_a_suite_that_failed(
+    scripted_session: type[Any], write_rows: Callable[..., str], tmp_path: Path
+) -> None:
+    refusals = [RequestFailure(InvalidRequestError("busy"))]
+
+    def script(events: Any) -> Any:
+        for key, answer in events:
+            yield key, refusals.pop() if refusals and key[0] == 1 else answer
+
+    rows = write_rows({"q": "a", "a": "4"}, {"q": "b", "a": "4"})
+    suite = evalution.Generation(data=rows, prompt="q", target="a")
+    options = RunOptions(
+        output=tmp_path / "run", failures=FailurePolicy("raise"), retry_failed=True
+    )
+    with evalution.Run(None, None, options, session=scripted_session(script)) as handle:
+        with pytest.raises(TooManyFailuresError, match="busy"):
+            handle.run(suite)
+        found = handle.run(suite).result["rows"]
+    assert (found.n, found.cached, found.failed) == (2, 1, 0)
+    assert [sample.index for sample in found.stored_samples or ()] == [0, 1]
 
 
 def test_without_the_package_a_spec_says_what_to_install(

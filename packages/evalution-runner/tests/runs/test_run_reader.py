@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 import evalution
-from evalution.results import SCHEMA_VERSION, MetricResult, RunResult
+from evalution.results import SCHEMA_VERSION, MetricResult, RowRange, RunResult, to_json
 from evalution.runs.options import RunOptions
 from evalution.runs.reader import read_run
 from evalution_core import ConfigurationError, EngineRuntimeError
@@ -78,6 +78,21 @@ def test_infinite_score_is_infinite_again(run: RunResult) -> None:
 
     found = read_run(rewritten(run, change))
     assert found["prose"].metrics["word_perplexity"].value == math.inf
+
+
+@pytest.mark.parametrize("row_range", [None, (0.0, 1.0), (-5.0, None), (None, None)])
+def test_range_of_rows_is_read_as_it_was_written(
+    run: RunResult, row_range: RowRange | None
+) -> None:
+    run["sums"].metrics = {"acc": MetricResult(0.5, None, True, 4, row_range=row_range)}
+    written = json.loads(to_json(run.to_dict()))["suites"][0]["metrics"]
+
+    def change(document: dict[str, Any]) -> None:
+        document["suites"][0]["metrics"] = written
+
+    assert read_run(rewritten(run, change))["sums"].metrics["acc"].row_range == row_range
+    del written["acc"]["row_range"]  # as a result that is older than the field
+    assert read_run(rewritten(run, change))["sums"].metrics["acc"].row_range == "unknown"
 
 
 def test_what_a_later_writer_adds_to_the_schema_is_left_alone(run: RunResult) -> None:
@@ -174,6 +189,14 @@ def turn_count_to_text(document: dict[str, Any]) -> None:
     document["suites"][1]["n"] = "4"
 
 
+def make_count_negative(document: dict[str, Any]) -> None:
+    document["suites"][0]["metrics"]["exact_match"]["n"] = -1
+
+
+def turn_range_round(document: dict[str, Any]) -> None:
+    document["suites"][0]["metrics"]["exact_match"]["row_range"] = [1.0, 1.0]
+
+
 def misspell_status(document: dict[str, Any]) -> None:
     document["status"] = "finished"
 
@@ -193,6 +216,8 @@ def empty(document: dict[str, Any]) -> None:
         (drop_engine, "is damaged: engine: the field is missing"),
         (drop_metric_value, "suites[0].metrics.exact_match.value: the field is missing"),
         (turn_count_to_text, "suites[1].n: input should be a valid integer"),
+        (make_count_negative, "exact_match.n: input should be greater than or equal to 0"),
+        (turn_range_round, "the least score of a row isn't below the largest"),
         (misspell_status, "status: input should be 'running', 'done', 'failed' or 'interrupted'"),
         (empty, "model: the field is missing; engine: the field is missing"),
         (drop_status, "is damaged: status: the field is missing"),

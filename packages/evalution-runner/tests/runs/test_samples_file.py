@@ -15,7 +15,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from evalution.results import SampleResult, to_json
-from evalution.sample_columns import INDEX, SampleIndex
+from evalution.sample_columns import INDEX, SampleIndex, collect_columns
 from evalution.samples import parse_place
 from evalution.samples_file import SamplesFile, SamplesReader
 
@@ -83,6 +83,8 @@ def write_scores(path: Path) -> SamplesFile:
         (lambda _, index: index.unlink(), False),
         (lambda _, index: spoil(index, "PRAGMA user_version = 7"), False),
         (lambda _, index: spoil(index, "DROP TABLE suites"), False),
+        (lambda _, index: spoil(index, "CREATE VIEW more AS SELECT 1"), False),
+        (lambda _, index: spoil(index, "PRAGMA user_version = 1"), False),
     ],
     ids=[
         "copied",
@@ -93,6 +95,8 @@ def write_scores(path: Path) -> SamplesFile:
         "missing",
         "other-form",
         "no-table",
+        "view",
+        "older-form",
     ],
 )
 def test_index_counts_as_long_as_its_lines_stand(
@@ -104,6 +108,43 @@ def test_index_counts_as_long_as_its_lines_stand(
     assert bool(SampleIndex(file).list_suites()) is is_used
     values = [sample.metrics["acc"] for sample in SamplesReader(file).of("s")]
     assert list(SamplesReader(file).columns("s").metrics.get("acc", ())) == values
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        "UPDATE columns SET data = zeroblob(24) WHERE name = CAST('acc' AS BLOB)",
+        "UPDATE columns SET data = zeroblob(8) WHERE name = 'offsets'",
+        "UPDATE columns SET name = CAST('odds' AS BLOB) WHERE name = CAST('odd' AS BLOB)",
+        "UPDATE columns SET data = 'text' WHERE name = 'rows'",
+        "DELETE FROM columns WHERE name = CAST('odd' AS BLOB)",
+        "UPDATE suites SET columns = NULL",
+    ],
+)
+def test_columns_that_were_changed_are_read_from_the_lines(tmp_path: Path, change: str) -> None:
+    file = write_scores(tmp_path).path
+    expected = SamplesReader(file).columns("s").metrics
+    with closing(sqlite3.connect(tmp_path / INDEX)) as connection, connection:
+        assert connection.execute(change).rowcount == 1
+    with pytest.raises(KeyError):
+        SampleIndex(file).read("s")
+    found = SamplesReader(file)
+    assert found.columns("s").metrics == expected
+    assert [sample.index for sample in found.of("s")] == [0, 1, 2]
+
+
+def test_columns_of_different_lengths_are_read_from_the_lines(tmp_path: Path) -> None:
+    file = SamplesFile(tmp_path / "samples.jsonl")
+    file.append(SampleResult("s", 0))
+    file.finish_suite()
+    file.close()
+    index = SampleIndex(file.path)
+    columns = replace(collect_columns([SampleResult("s", 0)]), targets=array("q"))
+    lines = index.list_suites()["s"]
+    index.delete()
+    index.write("s", lines, columns)
+    with pytest.raises(KeyError):
+        index.read("s")
 
 
 def edit(file: Path, old: bytes, new: bytes) -> None:
@@ -124,12 +165,46 @@ def test_index_that_cannot_be_written_is_left_out(tmp_path: Path) -> None:
     assert SamplesReader(file.path).suites == ["s"]
 
 
+def test_draft_of_an_ordered_suite_is_not_written_through_a_link(tmp_path: Path) -> None:
+    (tmp_path / "other").write_text("precious")
+    (tmp_path / "samples.part").symlink_to(tmp_path / "other")
+    file = SamplesFile(tmp_path / "samples.jsonl")
+    for index in (1, 0):
+        file.append(SampleResult("s", index))
+    file.finish_suite()
+    file.close()
+    assert (tmp_path / "other").read_text() == "precious"
+    assert [sample.index for sample in SamplesReader(file.path).of("s")] == [0, 1]
+
+
 def test_what_an_unfinished_suite_wrote_can_be_read(tmp_path: Path) -> None:
     file = SamplesFile(tmp_path / "samples.jsonl")
     for index in (3, 1, 3):
         file.append(SampleResult("s", index, target=str(index)))
     file.close()
     assert [sample.index for sample in SamplesReader(file.path).of("s")] == [1, 3]
+
+
+def test_suite_that_was_cut_off_stays_out_of_the_next(tmp_path: Path) -> None:
+    file = SamplesFile(tmp_path / "samples.jsonl")
+    for suite, rows in (("cut", (3, 1)), ("whole", (1, 0)), ("cut", (1, 0))):
+        for row in rows:
+            file.append(SampleResult(suite, row, target=str(rows)))
+        if suite == "whole":
+            file.finish_suite()
+    file.finish_suite()
+    file.close()
+    places = [parse_place(line) for line in file.path.read_bytes().splitlines(keepends=True)]
+    again = [("cut", 0), ("cut", 1)]
+    assert places == [("cut", 3), ("cut", 1), ("whole", 0), ("whole", 1), *again]
+    found = SamplesReader(file.path)
+    assert found.suites == ["cut", "whole"]
+    assert [sample.index for sample in found.of("whole")] == [0, 1]
+    assert [(one.index, one.target) for one in found.of("cut")] == [
+        (0, "(1, 0)"),
+        (1, "(1, 0)"),
+        (3, "(3, 1)"),
+    ]
 
 
 def test_ordering_reads_each_line_and_not_a_buffer_for_each(tmp_path: Path) -> None:

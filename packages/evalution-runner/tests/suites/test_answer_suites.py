@@ -39,7 +39,9 @@ def test_right_answers_share_their_probability() -> None:
     assert list(sample.right) == [0, 1]
     answers = [LoglikelihoodOutput(-1000.0 + n, False, 1) for n in range(6)]
     whole = sum(math.exp(n) for n in range(6))
-    assert suite.score(sample, answers).measures["acc"].value == pytest.approx((1 + math.e) / whole)
+    score = suite.score(sample, answers)
+    assert score.measures["acc"].value == pytest.approx((1 + math.e) / whole)
+    assert (score.extracted["acc"], score.extracted["right"]) == (5, [0, 1])
     assert suite.failure(sample) == {"acc": Measure(0.0)}
 
 

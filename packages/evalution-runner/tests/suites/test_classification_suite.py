@@ -110,6 +110,10 @@ def test_the_choice_that_is_judged_by_acc_is_the_predicted_class() -> None:
     score = suite.score(sample, answers(-1.0, -2.0))
     assert score.measures == {"acc": Measure(0.0), "f1": make_prediction(0, 1)}
     assert suite.score(sample, answers(-2.0, -2.0)).measures["f1"] == make_prediction(0, 1)
+    assert [score.extracted[name] for name in suite.metric_names] == [0, 0]
+    only_over_all = named("cola", SENTENCE)
+    sample = next(only_over_all.samples())
+    assert only_over_all.score(sample, answers(-2.0, -1.0)).extracted["mcc"] == 1
 
 
 @pytest.mark.parametrize("label", [0, 1])

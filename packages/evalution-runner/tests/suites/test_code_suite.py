@@ -78,10 +78,18 @@ def test_blanks_before_a_program_are_kept_where_the_prompt_has_closed_the_though
         ("```\nx = 1", "x = 1"),
         ("1. Here:\n   ```python\n   if x:\n       y\n   ```", "if x:\n    y\n"),
         ("```bash\npip install x\n```\n```py\nx = 1\n```", "x = 1\n"),
+        ("```\n$ pip install x\n```\n```py\nx = 1\n```", "x = 1\n"),
+        ("```text\n5\n```\n```\nx = 1\n```", "x = 1\n"),
         ("~~~python\nx = 1\n~~~", "x = 1\n"),
         ("Sure! ```python\nx = 1\n```", "x = 1\n"),
         ("```text\nx = 1\n```", "x = 1\n"),
         ('```python\nx = "`a`"```', 'x = "`a`"'),
+        ("In a ```python``` block:\n\n```python\nx = 1\n```", "x = 1\n"),
+        ("Use ```inline``` code.\n```python\nx = 1\n```", "x = 1\n"),
+        ("x = '```y```'", "x = '```y```'"),
+        ("I can't.\n```\n```", ""),
+        ("```\n```\nSo:\n```\nx = 1\n```", "x = 1\n"),
+        ("```python\n```\nSo:\n```python\nx = 1\n```", "x = 1\n"),
     ],
 )
 def test_first_block_of_python_is_the_program(text: str, code: str) -> None:

@@ -324,6 +324,15 @@ def test_low_exact_match_says_what_would_raise_it(run_answers: Any) -> None:
     assert found.notices == [
         "sums: 1 of 2 are right; 2 would be by their last number (metrics: [number])"
     ]
+    goes_on = [(f" {row}\n\nQ: What is 8 + 1?\nA: 9", str(row)) for row in range(20)]
+    assert run_answers(goes_on).notices == [
+        r'sums: 0 of 20 are right; 20 would be up to the first blank line (stop: ["\n\n"])'
+    ]
+    by_line = [(f" {row}\nQ: 8 + 1?\nA: 9", str(row)) for row in range(20)]
+    assert run_answers(by_line).notices == [
+        r'sums: 0 of 20 are right; 20 would be up to the first line break (stop: ["\n"])'
+    ]
+    assert run_answers([("\n\n7\n\nQ: 8 + 1?", "7")]).notices == []
     assert run_answers([("no", "yes"), ("yes", "yes")]).notices == []
     assert run_answers([("3 + 4 = 7", "7")], metrics=["number"]).notices == []
 
@@ -338,3 +347,31 @@ def test_pattern_that_runs_on_fails_its_row_and_is_named(
         assert (suite.n, suite.failed) == (2, 1)
         assert "row 1: " in suite.first_failure
         assert "(a|a)*$' takes more than 0.02 s on a text of 41 characters" in suite.first_failure
+
+
+def test_a_line_break_that_is_spelt_out_is_said(run_answers: Any) -> None:
+    found = run_answers([("7", "7")], stop=["\n", r"\n\n"], target_delimiter=r"\t")
+    assert found.notices == [
+        "sums: stop has a backslash and an n, not a line break; one takes double quotes: "
+        r"""stop: ["…\n…"] in YAML, --set 'sums.stop=["…\n…"]' in a command""",
+        "sums: target_delimiter has a backslash and a t, not a tab; one takes double quotes: "
+        r"""target_delimiter: "…\t…" in YAML, --set 'sums.target_delimiter="…\t…"' in a command""",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("prompt", "is_mistaken"),
+    [
+        (r"Q: {question}\nA:", True),
+        (r"{question}\n", True),
+        (r"{question}\n{answer}", True),
+        ("Q: {question}\nWhere is the \\n in it?", False),
+        (r"$\nabla \neq \text{{x}} \times \theta$ {question}", False),
+        (r"{question} \\N", False),
+    ],
+)
+def test_a_prompt_with_a_spelt_out_line_break_is_known(prompt: str, is_mistaken: bool) -> None:
+    notices = list(Generation(**{**OPTIONS, "prompt": prompt}).list_notices({}, 0))
+    assert [notice.partition(";")[0] for notice in notices] == (
+        ["prompt has a backslash and an n, not a line break"] if is_mistaken else []
+    )

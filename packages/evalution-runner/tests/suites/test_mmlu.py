@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -142,6 +143,35 @@ def test_scores_of_subjects_and_of_whole_groups(folder: Path) -> None:
         "acc,stem.anatomy": Measure(1.0),
     }
     assert suite.failure(sample) == {"acc": Measure(0.0), "acc,stem.anatomy": Measure(0.0)}
+
+
+def test_a_part_of_the_subjects_is_no_score_of_their_group(folder: Path) -> None:
+    both = ("stem.anatomy", "stem.abstract_algebra")
+    parts = Subsets({"stem": ("abstract_algebra", "anatomy"), "other": ("virology",)})
+
+    def score(limit: int | None) -> tuple[dict[str, int], list[str]]:
+        suite = mmlu(folder, *both)
+        suite.parts = parts  # pyright: ignore[reportAttributeAccessIssue]
+        tally, remarks = suite.make_accumulator(), Counter[str]()
+        for sample in suite.samples(limit):
+            found = suite.score(sample, answers(0))
+            remarks.update(found.remarks)
+            tally.record(sample.index, found)
+        counts = {name: result.n for name, result in tally.results().items()}
+        failed = tally.results()["acc"].n + 1  # of a subset that isn't known
+        assert not list(suite.list_notices(remarks, failed))
+        return counts, list(suite.list_notices(remarks, tally.results()["acc"].n))
+
+    names = ["acc", "acc,stem", "acc,stem.abstract_algebra", "acc,stem.anatomy"]
+    assert score(None) == (dict(zip(names, (4, 4, 2, 2), strict=True)), [])
+    assert score(2) == (
+        dict(zip(names, (2, 0, 2, 0), strict=True)),
+        [
+            "rows of 1 of 2 subsets alone were scored: acc is no score of mmlu; leave out a limit "
+            "or row_indices, which count the rows of all subsets together (lm-eval's limit those "
+            "of each), or name fewer subsets"
+        ],
+    )
 
 
 def test_a_group_is_weighted_by_the_sizes_of_its_subjects() -> None:

@@ -141,7 +141,17 @@ def test_in_a_chat_each_solved_row_is_a_turn() -> None:
         ({"right": -1}, "column 'right' holds -1"),
         ({"right": True}, "column 'right' holds True, which is neither"),
         ({"right": "four"}, "holds 'four', which is neither"),
-        ({"options": "abc"}, "column 'options' holds no list of choices, but 'abc'"),
+        (
+            {"right": "C"},
+            "index from 0 to 2; write its index (C is 2), or show the letters in the prompt and "
+            "choose among them: choices: [A, B, C]",
+        ),
+        ({"right": ""}, "holds '', which is neither"),
+        (
+            {"options": "abc"},
+            "column 'options' holds no list of choices, but 'abc'; in a table name one column for "
+            'each choice: choices: ["{a}", "{b}"]',
+        ),
         ({"options": []}, "column 'options' holds no list of choices, but []"),
         ({"options": ["1"], "right": 0}, "there must be at least two choices, got ['1']"),
         ({"options": ["a", ""]}, "a choice must be a text that isn't empty, got ''"),
@@ -154,3 +164,39 @@ def test_a_wrong_row_is_named(row: dict[str, Any], message: str) -> None:
         suite.check_samples()
     assert "suite 'rows': row 1 of data: " in str(caught.value)
     assert message in str(caught.value)
+
+
+def test_a_letter_beyond_the_choices_gets_no_advice() -> None:
+    suite = MultipleChoice(**{**OPTIONS, "data": [{**ROWS[0], "right": "D"}]})
+    with pytest.raises(ConfigurationError, match=r"nor an index from 0 to 2\Z"):
+        suite.check_samples()
+
+
+def find_gold(row: dict[str, Any], choices: str | list[str]) -> int:
+    suite = MultipleChoice(data=[row], prompt="q", choices=choices, target="gold")
+    return next(suite.samples()).gold
+
+
+def test_a_number_that_is_a_choice_and_the_index_of_another_is_refused_in_a_table() -> None:
+    columns, texts = ["{a}", "{b}", "{c}"], {"q": "x", "a": "1", "b": "2", "c": "0"}
+    with pytest.raises(ConfigurationError) as caught:
+        find_gold({**texts, "gold": "1"}, columns)
+    assert str(caught.value) == (
+        "row 0 of data: column 'gold' holds '1', which is the text of choice 0 and the index of "
+        "'2'; make a .jsonl file of the rows, with a list of the choices in a column: there 1 is "
+        'an index and "1" a text'
+    )
+    cells = {"q": "x", "a": 1, "b": 2, "c": 0}  # as in a workbook
+    for row in (cells, texts):
+        with pytest.raises(ConfigurationError, match="holds 1, which is the text of choice 0 and"):
+            find_gold({**row, "gold": 1}, columns)
+    assert find_gold({**cells, "c": 7, "gold": 0}, columns) == 0
+    listed = {"q": "x", "choices": ["1", "2", "0"]}
+    assert find_gold({**listed, "gold": "1"}, "choices") == 0
+    assert find_gold({**listed, "gold": 1}, "choices") == 1
+
+
+@pytest.mark.parametrize(("gold", "index"), [("5", 1), ("2", 2), ("0", 0), ("9" * 5000, 3)])
+def test_a_number_with_one_meaning_is_taken_as_that(gold: str, index: int) -> None:
+    texts = {"q": "x", "a": "3", "b": "5", "c": "2", "d": "9" * 5000}
+    assert find_gold({**texts, "gold": gold}, ["{a}", "{b}", "{c}", "{d}"]) == index

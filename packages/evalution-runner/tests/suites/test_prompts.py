@@ -47,11 +47,29 @@ def test_a_placeholder_is_a_column_name_and_nothing_of_python(column: str) -> No
         ("{n:>3}", "must hold a column's name alone"),
         ("{}", "must hold a column's name alone"),
         ("", "prompt is empty"),
+        (
+            "Question: {{question}}\nAnswer:",
+            r"Answer:': \{\{question}} is the text \{question}; a column is \{question}, with one",
+        ),
+        (
+            "Q{{ question }}",
+            r"\{\{ question }} is the text \{ question }; a column is \{question},",
+        ),
+        ("{{question.strip()}} {{x}}", r"\{\{question.strip\(\)}} is the text \{question.strip"),
+        ("{{q|trim}}", r"a column is \{q}, with one brace"),
     ],
 )
 def test_a_wrong_template_says_what_is_wrong(source: str, message: str) -> None:
     with pytest.raises(ConfigurationError, match=message):
         parse_text(source, "prompt")
+
+
+@pytest.mark.parametrize(
+    "source", [r"\frac{{x}}{{n}}", "x_{{i}}^{{n}}", "{{1}}", "{{}}", '{{"a": 1}}', "{{{{x}}}}"]
+)
+def test_two_braces_that_are_no_column_stay_a_text(source: str) -> None:
+    expected = source.replace("{{", "{").replace("}}", "}")
+    assert parse_template(source, "choices").render(row()) == expected
 
 
 @pytest.mark.parametrize(

@@ -83,6 +83,7 @@ def test_a_corpus_of_mostly_empty_answers_is_scored() -> None:
     chrf = accumulator.results()["chrf"]
     assert chrf.value is not None
     assert chrf.interval is not None
+    assert chrf.row_range is None
     assert 0.0 <= chrf.interval[0] < chrf.value < chrf.interval[1] <= 100.0
 
 

@@ -94,7 +94,9 @@ def test_an_answer_is_taken_from_behind_the_thought(thinker: Any) -> None:
 
 def test_without_the_option_thoughts_are_not_mentioned(thinker: Any) -> None:
     found = run(thinker(), stop=[])
-    assert found.notices == []
+    assert found.notices == [
+        r'sums: 0 of 3 are right; 1 would be up to the first blank line (stop: ["\n\n"])'
+    ]
     assert found["sums"].samples[0].extracted == {"exact_match": WRITTEN["1 + 1?"][0]}
 
 

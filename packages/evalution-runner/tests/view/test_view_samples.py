@@ -151,6 +151,25 @@ def test_suite_without_right_and_wrong_has_values_alone() -> None:
     assert list_rows(suite, which="wrong") == list_rows(suite, which="right") == []
 
 
+@pytest.mark.parametrize(
+    ("higher_is_better", "sort", "rows"),
+    [
+        (False, "-value", [1, 2, 0, 3]),
+        (False, "value", [0, 2, 1, 3]),
+        (True, "value", [1, 0, 2, 3]),
+        (True, "-value", [2, 0, 1, 3]),
+    ],
+)
+def test_infinite_values_are_the_worst_and_rows_without_one_the_last(
+    higher_is_better: bool, sort: str, rows: list[int]
+) -> None:
+    found = [{"ppl": 3.0}, {"ppl": math.inf}, {"ppl": 7.0}, {}]
+    samples = [SampleResult("texts", row, "p", metrics=each) for row, each in enumerate(found)]
+    suite = view_samples(samples)
+    suite.metrics = {"ppl": higher_is_better}
+    assert list_rows(suite, sort=sort) == rows
+
+
 def test_long_prompt_is_shown_by_its_end(answered: Answered) -> None:
     long = answered(0, prompt=[{"role": "user", "content": "x" * 1000 + "the question"}])
     (row,) = list_samples(view_samples([long]), SampleQuery())["samples"]
@@ -174,6 +193,14 @@ def test_sample_shows_its_choices_as_shares() -> None:
     assert (blue["is_target"], blue["chosen_by"], blue["tokens"]) == (True, ["acc"], None)
     assert blue["probability"] == pytest.approx(1 / (1 + math.exp(-1)))
     assert (found["extracted"], found["tokens"], found["right"]) == ({}, None, True)
+
+
+def test_every_right_choice_of_several_is_a_target() -> None:
+    extracted = {"acc": 0, "choices": ["a", "b", "c"], "logprobs": [-1.0] * 3, "right": [0, 2]}
+    sample = SampleResult("sums", 0, "p", "a", "a", extracted, {"acc": 0.6})
+    found = make_sample(view_samples([sample]), 0)
+    assert [choice["is_target"] for choice in found["choices"]] == [True, False, True]
+    assert found["extracted"] == {}
 
 
 @pytest.mark.parametrize("extracted", [{"logprobs": 1}, {"logprobs": ["x"]}, {"choices": [[]]}])

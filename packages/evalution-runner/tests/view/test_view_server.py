@@ -266,6 +266,16 @@ def test_runs_of_several_folders_have_ids_of_their_own(
         RunCatalog([tmp_path / "z"]).list_runs()
 
 
+@pytest.mark.parametrize("name", ["results.json", PROGRESS])
+def test_file_that_is_nested_too_deeply_hides_no_other_run(
+    tmp_path: Path, run_folder: Callable[..., Path], answered: Answered, name: str
+) -> None:
+    for run in ("bad", "good"):
+        run_folder(tmp_path / run, {"sums": [answered(0)]}, {"more": [answered(1, suite="more")]})
+    (tmp_path / "bad" / name).write_text("[" * 200_000)
+    assert [run.id for run in RunCatalog([tmp_path]).list_runs()] == ["bad", "good"]
+
+
 def test_port_in_use_is_named() -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))

@@ -187,6 +187,15 @@ def test_request_whose_text_was_streamed_in_part_fails_with_its_worker(
     assert session.generate([request])[0].text.startswith(deltas[0].text)
 
 
+@pytest.mark.parametrize("asked", ["describe_execution", "identity"])
+def test_unreadable_answer_to_a_call_is_its_error(build: Build, engines: Any, asked: str) -> None:
+    session = build(engines.Unreadable())
+    text = "^the worker's answer can't be read: ValueError: planted: not in this process$"
+    with pytest.raises(EngineRuntimeError, match=text):
+        getattr(session, asked)()
+    assert len(session.generate([ask(0)])) == 1
+
+
 def test_unpicklable_request_fails_alone(build: Build, engines: Any) -> None:
     session = build(engines.Troubled())
     odd = GenerationRequest("a", stop=[lambda: None], metadata={"n": 1})  # pyright: ignore

@@ -129,6 +129,34 @@ class UndescribableSession(TroubledSession):
         return super().describe_execution()
 
 
+class Foreign:
+    """Can only be unpickled in the process that made it."""
+
+    def __reduce__(self) -> Any:
+        return _refuse_elsewhere, (os.getpid(),)
+
+
+def _refuse_elsewhere(pid: int) -> None:
+    if pid != os.getpid():
+        raise ValueError("planted: not in this process")
+
+
+@dataclass(slots=True)
+class Unreadable(Troubled):
+    """Describes itself by values that no other process can read."""
+
+    def build(self, model: Model) -> TroubledSession:
+        return UnreadableSession(self)
+
+
+class UnreadableSession(TroubledSession):
+    def describe_execution(self) -> dict[str, Any]:
+        return {"planted": Foreign()}
+
+    def identity(self) -> Any:
+        return {"planted": Foreign()}
+
+
 @dataclass(slots=True)
 class Unbuildable(BaseEngine):
     """Fails to build in one way or another; `folder` as for `Troubled`."""

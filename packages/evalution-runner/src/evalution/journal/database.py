@@ -10,6 +10,7 @@ from collections.abc import Generator
 from contextlib import closing, contextmanager
 from itertools import count
 from pathlib import Path
+from typing import Any, cast
 
 from evalution_core import ConfigurationError, EvalutionError
 
@@ -29,6 +30,7 @@ CREATE UNIQUE INDEX answers_by_key ON answers (key, attempt);
 CREATE TABLE declared (section TEXT PRIMARY KEY, value TEXT NOT NULL);
 """
 LAST_NUMBER = "SELECT max(number) FROM answers"
+_MOST_LEVELS = 200
 _SHARED_WAIT_S = 30.0
 _RETRY_S = 0.02
 _DAMAGE = frozenset({sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB})
@@ -55,9 +57,11 @@ def open_alone(path: Path) -> sqlite3.Connection:
 
     Raises:
         ConfigurationError: no such file, not a journal, one of a newer version, in use, or the
-            folder can't be written.
+            folder can't be written; or it is a link.
         DamagedJournalError: it is a journal, but a damaged one.
     """
+    if path.is_symlink():  # of a stranger's folder, which SQLite would follow
+        raise not_writable(path, "it is a link to another file")
     try:
         # In this mode SQLite needs no shared memory beside the file, which network drives lack.
         return _connect(path, "EXCLUSIVE", "FULL", 0.0)
@@ -140,13 +144,15 @@ def _check_kind(connection: sqlite3.Connection, path: Path) -> None:
         is_empty = connection.execute("PRAGMA schema_version").fetchone()[0] == 0
         application = connection.execute("PRAGMA application_id").fetchone()[0]
         version = connection.execute("PRAGMA user_version").fetchone()[0]
+        is_known = application == _APPLICATION_ID and version <= SCHEMA_VERSION
+        is_foreign = is_known and has_other_statements(connection, _TABLES)
     except sqlite3.DatabaseError as error:
         if primary_code(error) == sqlite3.SQLITE_NOTADB:
             raise ConfigurationError(
                 f"{path} is no journal: it isn't a SQLite database; move it away"
             ) from error
         raise
-    if application != _APPLICATION_ID and not is_empty:
+    if is_foreign or (application != _APPLICATION_ID and not is_empty):
         raise ConfigurationError(
             f"{path} is no journal: it is the database of another program; move it away"
         )
@@ -155,6 +161,17 @@ def _check_kind(connection: sqlite3.Connection, path: Path) -> None:
             f"the journal {path} was written by a newer version of Evalution (its schema is "
             f"{version}, this one knows {SCHEMA_VERSION}); upgrade evalution"
         )
+
+
+def has_other_statements(connection: sqlite3.Connection, tables: str) -> bool:
+    """True if not all that a database defines stands in `tables`: a view or a trigger may not end.
+
+    Raises:
+        sqlite3.Error: it is damaged.
+    """
+    # As bytes: damage may have left no text.
+    found = connection.execute("SELECT CAST(sql AS BLOB) FROM sqlite_master WHERE sql IS NOT NULL")
+    return not {sql for (sql,) in found} <= {made.strip().encode() for made in tables.split(";")}
 
 
 def _enter_wal(connection: sqlite3.Connection, wait_s: float) -> None:
@@ -188,13 +205,23 @@ def is_sound(connection: sqlite3.Connection, path: Path) -> bool:
                 return False
             # SQLite has no checksum: a flipped bit in a text is no damage to it.
             for (text,) in connection.execute("SELECT value FROM declared"):
-                json.loads(text)
+                if _is_deep(json.loads(text)):
+                    return False
             return True
     except (DamagedJournalError, TypeError, ValueError, RecursionError):
         return False
     except BaseException:
         connection.close()
         raise
+
+
+def _is_deep(value: object) -> bool:
+    """True for more levels than any declaration has: a walk through them would not end well."""
+    level = [value]
+    for _ in range(_MOST_LEVELS):
+        held = [cast("dict[str, Any] | list[Any]", v) for v in level if isinstance(v, dict | list)]
+        level = [each for v in held for each in (v.values() if isinstance(v, dict) else v)]
+    return bool(level)
 
 
 def move_aside(path: Path) -> str:

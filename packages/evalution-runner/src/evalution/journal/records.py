@@ -278,10 +278,6 @@ class UnreadableAnswerError(EvalutionError, ValueError):
     """A recorded answer isn't one that this version of Evalution knows how to read."""
 
 
-class DamagedAnswerError(UnreadableAnswerError):
-    """A recorded answer is damaged: it isn't the JSON of any answer."""
-
-
 _FAILURE = "failure"
 
 
@@ -349,7 +345,7 @@ def decode_answer(text: str, request: Request) -> Output | RequestFailure:
         if label == _FAILURE:
             return RequestFailure(_make_error(**held), request.metadata)
     except (AttributeError, TypeError, ValueError, RecursionError) as error:
-        raise DamagedAnswerError(f"a recorded answer can't be read: {error}") from error
+        raise UnreadableAnswerError(f"a recorded answer can't be read: {error}") from error
     kind = find_kind(request)
     assert kind is not None
     if label != kind.label:
@@ -370,11 +366,13 @@ def _make_output(form: _OutputForm, held: object, metadata: dict[str, Any]) -> O
             "Evalution doesn't know; upgrade evalution to read it"
         )
     found = cast("dict[str, Any]", held)
-    if (steps := found.get("top_logprobs")) is not None:
-        try:
+    try:
+        if isinstance(found.get("logprob"), int):
+            float(found["logprob"])  # or it is one that no float can hold
+        if (steps := found.get("top_logprobs")) is not None:
             found["top_logprobs"] = [dict(step) for step in steps]
-        except (TypeError, ValueError) as error:
-            raise DamagedAnswerError(f"a recorded answer can't be read: {error}") from error
+    except (OverflowError, TypeError, ValueError) as error:
+        raise UnreadableAnswerError(f"a recorded answer can't be read: {error}") from error
     return form.output(**found, metadata=metadata)
 
 

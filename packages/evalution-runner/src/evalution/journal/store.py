@@ -13,6 +13,7 @@ from contextlib import suppress
 from pathlib import Path
 from threading import RLock, Timer
 from typing import Any, Self
+from zlib import crc32
 
 from evalution.journal.database import (
     LAST_NUMBER,
@@ -30,7 +31,7 @@ from evalution.journal.database import (
 )
 from evalution.journal.records import (
     AnswerBase,
-    DamagedAnswerError,
+    UnreadableAnswerError,
     decode_answer,
     encode_answer,
     make_cache_key,
@@ -163,8 +164,11 @@ class Journal:
         # Damage that SQLite can't see, even another type: the answer is computed again.
         if found is None or not isinstance(found[0], bytes):
             return None
+        answer, newline, _ = found[0].rpartition(b"\n")
+        if newline and found[0] != _seal(answer):
+            return None
         try:
-            return found[0].decode("utf-8", "surrogatepass")
+            return (answer if newline else found[0]).decode("utf-8", "surrogatepass")
         except UnicodeDecodeError:
             return None
 
@@ -175,7 +179,7 @@ class Journal:
             self._raise_failure()
             if self._is_closed:
                 raise JournalError(f"the journal {self.path} is closed")
-            self._pending.append((key, suite, row, position, answer))
+            self._pending.append((key, suite, row, position, _seal(answer)))
             self._last[key] = answer
             if self._suites is not None:
                 self._suites.add(suite)
@@ -277,6 +281,15 @@ class Journal:
         failure, self._failure = self._failure, None
         if failure is not None:
             raise failure
+
+
+def _seal(answer: bytes) -> bytes:
+    """Return an answer with its CRC-32 behind it, as white space: versions that know none read it.
+
+    One of theirs has no line break.
+    """
+    bits = f"{crc32(answer):032b}".translate({ord("0"): " ", ord("1"): "\t"})
+    return answer + b"\n" + bits.encode()
 
 
 class KnownAnswers:
@@ -383,7 +396,7 @@ def _find(
         return None
     try:
         return decode_answer(found, request)
-    except DamagedAnswerError:  # it is computed again
+    except UnreadableAnswerError:  # it is computed again
         return None
 
 

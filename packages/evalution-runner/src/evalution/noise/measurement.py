@@ -6,7 +6,7 @@ import math
 import random
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from itertools import count
@@ -191,20 +191,19 @@ class _Measurement:
 
     def run(self) -> None:
         """Ask all passes of the first session, then one each of new sessions."""
-        self._progress.suite_started("passes", 2 * REPEATS + 4 * CHANGES)
-        try:
-            with self._open() as holder:
+        with ExitStack() as shown:
+            with self._open(self._progress) as holder:
+                self._progress.suite_started("passes", 2 * REPEATS + 4 * CHANGES)
+                shown.callback(self._progress.suite_finished)
                 caller = self._prepare(holder)
                 self._asked = list(self._read_requests(caller.session))
                 for number in range(REPEATS):
                     self._ask_round(caller, number)
                 self._measure_samples(caller.session)
             for _ in range(CHANGES):
-                with self._open() as holder:
+                with self._open(Progress()) as holder:  # the passes are shown meanwhile
                     caller = self._prepare(holder)
                     self._keep("restart", caller.ask_cold(self._asked))
-        finally:
-            self._progress.suite_finished()
 
     def _measure_samples(self, session: BaseInferenceSession) -> None:
         failed = self._find_failed()
@@ -241,9 +240,9 @@ class _Measurement:
             timings=timings,
         )
 
-    def _open(self) -> AbstractContextManager[SessionHolder]:
+    def _open(self, progress: Progress) -> AbstractContextManager[SessionHolder]:
         self._record = {}
-        return open_side(self._subject, self._progress, self._record, isolate=self._isolate)
+        return open_side(self._subject, progress, self._record, isolate=self._isolate)
 
     def _prepare(self, holder: SessionHolder) -> _Caller:
         for suite in self._suites.values():

@@ -25,8 +25,8 @@ _PLACE = frozenset({"run", "suite", "index", "previous", "next"})
 
 def embed_samples(
     runs: Sequence[ViewedRun], samples_per_suite: int, flipped: Mapping[str, Collection[int]]
-) -> tuple[dict[str, list[dict[str, Any]]], dict[str, int]]:
-    """Return rows by suite, each `{index, shared, runs}`, and how many rows the runs have of each.
+) -> tuple[dict[str, list[dict[str, Any]]], dict[str, dict[str, int]]]:
+    """Return rows by suite, each `{index, shared, runs}`, and how many rows each run has of it.
 
     `runs` holds a sample document by run, `shared` what all of them have in common.
 
@@ -36,7 +36,7 @@ def embed_samples(
         flipped: by suite, the rows that are right in one run and wrong in another.
     """
     rows: dict[str, list[dict[str, Any]]] = {}
-    counts: dict[str, int] = {}
+    counts: dict[str, dict[str, int]] = {}
     names = list(dict.fromkeys(suite for run in runs for suite in run.suites))
     left = BUDGET_BYTES
     for position, name in enumerate(names):
@@ -45,7 +45,7 @@ def embed_samples(
         share = left // (len(names) - position)
         rows[name], used = _take_rows(views, islice(order, samples_per_suite), share)
         left -= used
-        counts[name] = len(order)
+        counts[name] = {view.run: len(view.columns) for view in views}
     return rows, counts
 
 

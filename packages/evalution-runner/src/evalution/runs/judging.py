@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from evalution.environment import make_engine_record
 from evalution.journal.records import AnswerBase
@@ -12,18 +12,18 @@ from evalution.results import SuiteResult
 from evalution.runs.options import RunOptions
 from evalution.runs.preflight import check_capabilities, check_engine, check_model
 from evalution.runs.reader import read_run
+from evalution.runs.run_identity import find_free_name
 from evalution.runs.session import SessionHolder
 from evalution.runs.store import make_run_answer_base
 from evalution.samples_file import SuiteSamples
 from evalution.suites.generation_suite import GenerationSuite
-from evalution.suites.grading_suite import GradingSuite
+from evalution.suites.grading_suite import JUDGED, GradingSuite
 from evalution.suites.judge import Judge
 from evalution.suites.suite import AnySuite
 from evalution_core import BaseInferenceSession, ConfigurationError
 from evalution_core.plugins import did_you_mean
 
-Graded = tuple[GenerationSuite, SuiteResult]
-"""A finished suite and its result."""
+T = TypeVar("T")
 
 
 def check_judges(suites: Iterable[AnySuite]) -> None:
@@ -67,7 +67,26 @@ def read_baseline(judge: Judge, suite: AnySuite) -> SuiteSamples | None:
     return samples
 
 
-def group_by_judge(finished: Iterable[Graded]) -> Iterator[tuple[Judge, list[Graded]]]:
+def plan_grades(
+    suites: Iterable[tuple[str, AnySuite]], counts: Mapping[str, int]
+) -> dict[str, int]:
+    """Return the most samples of each suite of grades, in the order in which they are graded.
+
+    Args:
+        suites: the suites of a run, by their names in it.
+        counts: the samples of each.
+    """
+    answered = [(one, name) for name, one in suites if isinstance(one, GenerationSuite)]
+    found: dict[str, int] = {}
+    for _, mine in group_by_judge(pair for pair in answered if pair[0].judge is not None):
+        for _, name in mine:
+            found[find_free_name(f"{name}-{JUDGED}", {*counts, *found})] = counts[name]
+    return found
+
+
+def group_by_judge(
+    finished: Iterable[tuple[GenerationSuite, T]],
+) -> Iterator[tuple[Judge, list[tuple[GenerationSuite, T]]]]:
     """Yield each judge's model once, with the suites that it grades."""
     waiting = list(finished)
     while waiting:

@@ -19,6 +19,7 @@ from pydantic import TypeAdapter, ValidationError
 from evalution.progress import Progress, Running
 from evalution.redaction import mask_text
 from evalution.results import to_json
+from evalution.samples_file import open_new
 
 PROGRESS = "progress.json"
 _WRITE_S = 1.0
@@ -61,7 +62,7 @@ def read_progress(folder: Path, lost_s: float = _LOST_S) -> RunState | None:
         if time.time() - file.stat().st_mtime > lost_s:
             return None
         return _make_reader().validate_python(json.loads(file.read_bytes()))
-    except (OSError, ValueError, ValidationError):  # gone meanwhile, or half of it
+    except (OSError, ValueError, RecursionError, ValidationError):  # gone meanwhile, or half of it
         return None
 
 
@@ -83,7 +84,7 @@ class ProgressFile(Progress):
         self._thread: Thread | None = None
         self._lock = Lock()
         self._state = RunState()
-        self._totals: Sequence[int] = ()
+        self._totals: list[int] = []
         self._suites_before = self._done_before = self._failed_before = 0
         self._computed_before, self._seconds_before = 0, 0.0
         self._cached = self._tokens = 0
@@ -119,7 +120,7 @@ class ProgressFile(Progress):
         return state
 
     def suites_planned(self, totals: Sequence[int]) -> None:
-        self._totals = totals
+        self._totals = list(totals)
         self._shown.suites_planned(totals)
 
     def rows_checking(self, suite: str) -> None:
@@ -141,6 +142,8 @@ class ProgressFile(Progress):
 
     def suite_started(self, name: str, total: int) -> None:
         self._state.loading = None
+        if self._totals:  # of grades, only the most was known
+            self._totals[self._suites_before : self._suites_before + 1] = [total]
         self._state.suite, self._state.suite_total = name, total
         self._state.suite_done, self._state.running = 0, None
         self._cached = self._tokens = 0
@@ -195,5 +198,6 @@ class ProgressFile(Progress):
         draft = file.with_suffix(".part")
         found: dict[str, Any] = asdict(self.read())
         with self._lock, suppress(OSError):
-            draft.write_bytes(to_json(found).encode())
+            with open_new(draft) as written:
+                written.write(to_json(found).encode())
             os.replace(draft, file)

@@ -19,8 +19,8 @@ from evalution.progress import Progress
 from evalution.redaction import mask_text, mask_value
 from evalution.results import RunResult, SuiteResult
 from evalution.runs.backend import ModelBackend, resolve_model
-from evalution.runs.judging import JudgeSession, check_judges, group_by_judge
-from evalution.runs.options import FailurePolicy, OnError, RunOptions
+from evalution.runs.judging import JudgeSession, check_judges, group_by_judge, plan_grades
+from evalution.runs.options import FailurePolicy, OnError, RunOptions, TooManyFailuresError
 from evalution.runs.preflight import (
     check_capabilities,
     check_engine,
@@ -188,7 +188,9 @@ class Run:
         """
         self._check(suites)
         self._planned = list(suites)
-        counts = {name: self._checked[id(suite)].count for name, suite in name_suites(suites)}
+        named = name_suites(suites)
+        counts = {name: self._checked[id(suite)].count for name, suite in named}
+        counts |= plan_grades(named, counts)
         self.result.planned = counts
         self._progress.suites_planned(list(counts.values()))
 
@@ -292,6 +294,7 @@ class Run:
                 self._options.limit,
                 self.result.engine,
                 self._options.backend,
+                self._options.step,
             ),
             declare_suites(self._planned or [suite]),
             judges={
@@ -370,6 +373,11 @@ class Run:
                 notices=self.result.notices,
                 stop=self._stop,
             ).run()
+        except TooManyFailuresError as error:
+            if self._store.can_resume:
+                again = f"with --retry-failed it goes on in {self._store.path}"
+                error.args = (f"{error}; {again}, and asks again for what failed",)
+            raise
         finally:
             self._is_running_suite = False
             self._progress.suite_finished()

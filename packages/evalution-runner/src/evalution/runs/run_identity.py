@@ -15,6 +15,7 @@ from evalution_core import BaseEngine, Model
 from evalution_core.options import numeric_options
 
 RUN = "run"
+STEP = "step"
 _SUITE = "suite "
 _SPEED_ONLY = ("batch_size", "cache_dir")
 """Options of suites that change no answer."""
@@ -29,8 +30,9 @@ def declare_run(
     limit: int | None,
     record: Mapping[str, Any],
     backend: ModelBackend | None = None,
+    step: int | None = None,
 ) -> dict[str, Any]:
-    """Return engine, numeric options, model without label, limit and backend as JSON."""
+    """Return engine, numeric options, model without label, limit, backend and step as JSON."""
     declared = model.to_dict()
     del declared["label"]
     if declared["path"] is not None and Path(declared["path"]).exists():
@@ -45,6 +47,7 @@ def declare_run(
             "model": declared,
             "limit": limit,
             **({} if backend is None else {"backend": backend.to_dict()}),
+            STEP: step,
         }
     )
 

@@ -20,6 +20,7 @@ from evalution.results import RunResult, SampleResult, SuiteResult, to_json
 from evalution.runs.options import DefaultFolder, RunOptions, parse_output
 from evalution.runs.run_identity import (
     RUN,
+    STEP,
     find_differences,
     format_differences,
     is_asked,
@@ -192,8 +193,8 @@ def _check_foreign(path: Path) -> None:
 def _content(results: Path) -> dict[str, Any]:
     try:
         found: Any = json.loads(results.read_bytes())
-    except (FileNotFoundError, ValueError):  # a part of a file: the journal is the truth
-        return {}
+    except (FileNotFoundError, ValueError, RecursionError):
+        return {}  # a part of a file: the journal is the truth
     return cast("dict[str, Any]", found) if isinstance(found, dict) else {}
 
 
@@ -260,6 +261,8 @@ class RunStore:
         self._cache: Journal | None = None
         self._base: AnswerBase | None = None
         self._samples: list[SampleResult] = []
+        self.can_resume = False
+        """True if a later run may take up the answers in the folder; known once the session is."""
 
     @property
     def path(self) -> Path | None:
@@ -304,7 +307,8 @@ class RunStore:
 
         Raises:
             ConfigurationError: the model's files are others than those of the run in the folder, or
-                its tokenizer or chat template is, as after the restart of a server.
+                its tokenizer or chat template is, as after the restart of a server; or it is a live
+                model, which isn't known by content.
         """
         self._base = base
         if self._folder is not None:
@@ -384,6 +388,9 @@ class RunStore:
         now = {} if declared is None else {RUN: declared}
         now |= {to_section(name): suite for name, suite in suites.items()}
         before = folder.journal.read_declared(*(() if is_whole else now))
+        run_before = before.get(RUN)
+        if declared and isinstance(run_before, dict) and STEP not in run_before:  # an older version
+            now[RUN] = {name: value for name, value in declared.items() if name != STEP}
         if before and is_whole:
             asked = [name for name in sorted(before) if is_asked(name)]
             found = find_differences({name: before[name] for name in asked}, now)
@@ -410,6 +417,13 @@ class RunStore:
             raise ConfigurationError(
                 f"{folder.path} holds a run of another model: "
                 f"{format_differences(found)}; name another --output, or start over with --fresh"
+            )
+        is_live = record["name"] is None or self._options.backend is not None
+        self.can_resume = not is_live or record[_IDENTITY] is not None
+        if not self.can_resume and folder.journal.count():
+            raise ConfigurationError(
+                f"{folder.path} holds answers of a live model; its weights may have changed since, "
+                "so they can't be taken up again: name another --output, or start over with --fresh"
             )
         folder.journal.declare(now)
 

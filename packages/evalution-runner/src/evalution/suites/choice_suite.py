@@ -7,6 +7,7 @@ from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from string import ascii_uppercase
 from typing import Annotated, Any, ClassVar, cast
 
 from pydantic import Field
@@ -31,6 +32,8 @@ from evalution_core.plugins import did_you_mean
 from evalution_core.requests import Message
 
 LEAST_CHOICES = 2
+_LONGEST_INDEX = 9
+"""Digits; Python reads no number of thousands."""
 _MEANINGS = {
     "acc": "The right choice has the largest log-probability.",
     "acc_norm": "The same, each log-probability divided by the choice's characters.",
@@ -118,7 +121,7 @@ class ChoiceSuite(PromptedSuite[ChoiceSample, LoglikelihoodOutput]):
             "acc_bytes": _highest([answer.logprob / len(text.encode()) for answer, text in pairs]),
             "acc_token": _highest([a.logprob / max(a.token_count, 1) for a in answers]),
         }
-        extracted = {name: index for name, index in chosen.items() if name in self.metric_names}
+        extracted = {name: chosen.get(name, chosen["acc"]) for name in self.metric_names}
         return Score(
             self.measures(sample, chosen),
             sample.choices[chosen["acc"]],
@@ -226,6 +229,7 @@ class SeveralRightSuite(ChoiceSuite):
         weights = [math.exp(answer.logprob - largest) for answer in answers]
         share = math.fsum(weights[index] for index in sample.right) / math.fsum(weights)
         score.measures = {"acc": Measure(share)}
+        score.extracted = {**score.extracted, "right": list(sample.right)}
         return score
 
 
@@ -288,7 +292,11 @@ class MultipleChoice(LocalQuestions, ChoiceSuite):
         ),
     ]
     target: Annotated[
-        str, Field(description="Column of the right choice: its index from 0, or its text.")
+        str,
+        Field(
+            description="Column of the right choice: its index from 0, or its text. Where the "
+            "choices are columns of their own, a number that could be either is refused."
+        ),
     ]
 
     def check_options(self) -> None:
@@ -304,23 +312,32 @@ class MultipleChoice(LocalQuestions, ChoiceSuite):
             return [template.render(row) for template in templates]
         found = row[str(self.choices)]
         if not isinstance(found, list | tuple) or not found:
+            hint = (
+                '; in a table name one column for each choice: choices: ["{a}", "{b}"]'
+                if isinstance(found, str)
+                else ""
+            )
             raise ConfigurationError(
                 f"{row.place}: column {self.choices!r} holds no list of choices, but {found!r}"
+                f"{hint}"
             )
         return list(cast(Sequence[Any], found))
 
     def gold_index(self, row: Row, choices: Sequence[str]) -> int:
         value = row[self.target]
         if isinstance(value, str) and value in choices:
+            _check_meaning(row, self.target, value, choices)
             return choices.index(value)
         if isinstance(value, str) and value.isdecimal():  # a table has texts alone
             value = int(value)
         # A bool is an int too, but true is as likely the first of "yes" and "no".
         if isinstance(value, int) and not isinstance(value, bool) and 0 <= value < len(choices):
+            if self._choice_templates is not None and str(value) in choices:
+                _check_meaning(row, self.target, value, choices)
             return value
         raise ConfigurationError(
             f"{row.place}: column {self.target!r} holds {value!r}, which is neither the text of a "
-            f"choice nor an index from 0 to {len(choices) - 1}"
+            f"choice nor an index from 0 to {len(choices) - 1}{_hint_letters(value, len(choices))}"
         )
 
     @cached_property
@@ -328,3 +345,30 @@ class MultipleChoice(LocalQuestions, ChoiceSuite):
         if isinstance(self.choices, str):
             return None
         return [parse_template(text, "choices") for text in self.choices]
+
+
+def _check_meaning(row: Row, column: str, value: str | int, choices: Sequence[str]) -> None:
+    """Refuse a number that is a choice and the index of another.
+
+    A text is one or the other in a row whose columns have types.
+    """
+    text = str(value)
+    index = int(text) if text.isdecimal() and len(text) <= _LONGEST_INDEX else len(choices)
+    has_types = not all(isinstance(found, str) for found in row.columns.values())
+    if (isinstance(value, str) and has_types) or index >= len(choices) or choices[index] == text:
+        return
+    raise ConfigurationError(
+        f"{row.place}: column {column!r} holds {value!r}, which is the text of choice "
+        f"{choices.index(text)} and the index of {choices[index]!r:.80}; make a .jsonl file of "
+        'the rows, with a list of the choices in a column: there 1 is an index and "1" a text'
+    )
+
+
+def _hint_letters(value: object, count: int) -> str:
+    letters = ascii_uppercase[:count]
+    if not isinstance(value, str) or len(value) != 1 or value not in letters:
+        return ""
+    return (
+        f"; write its index ({value} is {letters.index(value)}), or show the letters in the prompt "
+        f"and choose among them: choices: [{', '.join(letters)}]"
+    )

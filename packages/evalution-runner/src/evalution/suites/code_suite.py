@@ -140,19 +140,24 @@ class CodeSuite(GenerationSuite):
 
 
 _BLOCK = re.compile(
-    r"(?:^([ \t]*))?(?:```|~~~)[ \t]*(\S*)[^\n]*\n(.*?)(?:```|~~~|\Z)", re.MULTILINE | re.DOTALL
+    r"```[^`\n]+```|(?:^([ \t]*))?(?:```|~~~)[ \t]*(\S*)[^\n]*\n(.*?)(?:```|~~~|\Z)",
+    re.MULTILINE | re.DOTALL,
 )
-_PYTHON = {"", "python", "python3", "py"}
+"""A span within a line, which has no groups, or a fenced block."""
+_PYTHON = {"python", "python3", "py"}
 
 
 def find_code_block(text: str) -> str:
-    """Return the first fenced block of Python, else the first of all, to the end if it is open.
+    """Return the first block fenced as Python, else the first without a language, else of all.
 
+    A block that no fence ends goes on to the end of the text; an empty one counts after all others.
     The fence's own indentation is taken off its lines. A text without a fence is code as a whole.
     """
-    blocks = _BLOCK.findall(text)
+    blocks = [found.groups("") for found in _BLOCK.finditer(text) if found[3] is not None]
     python = [block for block in blocks if block[1].lower() in _PYTHON]
-    for indent, _, code in [*python, *blocks]:
+    untagged = [block for block in blocks if not block[1]]
+    ordered = sorted([*python, *untagged, *blocks], key=lambda block: not block[2].strip())
+    for indent, _, code in ordered:
         return "".join(line.removeprefix(indent) for line in code.splitlines(keepends=True))
     return text
 

@@ -10,8 +10,8 @@ from typing import Annotated, Any, ClassVar
 
 from pydantic import Field
 
-from evalution.rows.hub import HubRows, SplitFolder
-from evalution.rows.local import BUILTIN, Data, Row, Rows, RowSource, is_same_data
+from evalution.rows.hub import HubRows, SplitFolder, is_same_data
+from evalution.rows.local import BUILTIN, Data, Row, Rows, RowSource
 from evalution.suites.row_suite import Split
 from evalution.suites.suite import PATH
 from evalution.user_input import parse_path, path_errors

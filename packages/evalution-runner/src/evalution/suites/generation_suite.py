@@ -24,6 +24,7 @@ from evalution.scoring.filters import (
 from evalution.scoring.metrics import Mean, Measure, Metric, Score
 from evalution.scoring.steps import describe_step
 from evalution.scoring.text_metrics import (
+    ENDS,
     NEAR_MISSES,
     RIGHT,
     TEXT_METRICS,
@@ -185,7 +186,15 @@ class GenerationSuite(PromptedSuite[AnswerSample, GenerationOutput]):
             worth = metric.grade(found, sample.expected)
             measures[name] = Measure(worth)
             if name == EXACT_MATCH and isinstance(metric, ExactMatch):
-                remarks = [RIGHT] if worth else find_near_misses(filtered, sample.expected)
+                remarks = [RIGHT]
+                if not worth:
+                    heads = [
+                        apply_filters(filters, answer.partition(end)[0])
+                        if end in answer
+                        else filtered
+                        for end in ENDS
+                    ]
+                    remarks = find_near_misses(filtered, sample.expected, heads)
         return Score(measures, text, extracted, remarks)
 
     def list_notices(self, remarks: Mapping[str, int], samples: int) -> Iterator[str]:

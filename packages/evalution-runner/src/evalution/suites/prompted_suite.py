@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from abc import abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -13,8 +14,8 @@ from typing import Annotated, Literal, TypeVar
 
 from pydantic import Field
 
-from evalution.rows.hub import open_rows
-from evalution.rows.local import Data, Row, is_same_data
+from evalution.rows.hub import is_same_data, open_rows
+from evalution.rows.local import Data, Row
 from evalution.suites.row_suite import FewshotRow, LocalRows, RowSuite, Split
 from evalution.suites.suite import PATH, Sample
 from evalution.user_input import LARGEST
@@ -22,6 +23,8 @@ from evalution_core import Capability, ConfigurationError
 from evalution_core.requests import Message, Output
 
 _YAML_HINT = "; for a brace of the text itself write {{ or }}"
+_JINJA = re.compile(r"(?<![a-z{}^_])\{\{\s*([^\W\d]\w*)\s*(?:[.|[][^{}]*)?\}\}")
+"""A column as Jinja writes it, also with a filter, and no argument of a TeX command."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +54,8 @@ def parse_template(source: str, option: str) -> Template:
     """A template from `{column}` placeholders; what stands outside braces is literal.
 
     Raises:
-        ConfigurationError: braces that don't match, or more than a column's name within them.
+        ConfigurationError: braces that don't match, more than a column's name within them, or a
+            text that is the same for all rows since its columns stand in two braces.
     """
     parts: list[tuple[str, str | None]] = []
     try:
@@ -61,7 +65,13 @@ def parse_template(source: str, option: str) -> Template:
             parts.append((text, column))
     except ValueError as error:
         raise ConfigurationError(f"{option} {source!r}: {error}{_YAML_HINT}") from None
-    return Template(source, tuple(parts))
+    template = Template(source, tuple(parts))
+    if not template.columns and (found := _JINJA.search(source)):
+        raise ConfigurationError(
+            f"{option} {source!r}: {found[0]} is the text {found[0][1:-1]}; a column is "
+            f"{{{found[1]}}}, with one brace"
+        )
+    return template
 
 
 def parse_text(source: str, option: str) -> Template:
@@ -170,9 +180,10 @@ class PromptedSuite(RowSuite[S, A]):
 
     A solved row is its question, `target_delimiter` and its answer; `fewshot_delimiter` stands
     between rows. Solved rows are drawn with `fewshot_seed`, or with `fixed_shots` they are the
-    first `num_fewshot`, which are then not evaluated where they are evaluated rows. No row is ever
-    its own example. With `apply_chat_template` the question is a user's message, each solved row a
-    turn before it, and a description the system's message.
+    first `num_fewshot`, which are then not evaluated where they are evaluated rows. No row is its
+    own example, unless solved rows come from elsewhere and hold it too. With `apply_chat_template`
+    the question is a user's message, each solved row a turn before it, and a description the
+    system's message.
     """
 
     num_fewshot: NumFewshot = 0
@@ -279,7 +290,10 @@ class LocalQuestions(LocalRows):
     prompt: Annotated[str, Field(description="Question: a column, or a text with {column} in it.")]
     fewshot_data: Annotated[
         Data | None,
-        Field(description="Solved rows, like data; None takes them from data itself."),
+        Field(
+            description="Solved rows, like data, and none of its rows; None takes them from data "
+            "itself, and never a row for its own example."
+        ),
     ] = field(default=None, metadata=PATH)
 
     def splits(self) -> Sequence[Split]:

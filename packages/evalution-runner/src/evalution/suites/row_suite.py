@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import re
 from abc import abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from hashlib import blake2b
 from itertools import islice
 from math import isfinite
 from random import Random
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any, TypeVar, cast
 
 from pydantic import Field
 
@@ -223,6 +223,20 @@ class RowSuite(Suite[S, A]):
                 "rows and aren't evaluated; leave it out, or name a fewshot_data"
             )
 
+    def list_notices(self, remarks: Mapping[str, int], samples: int) -> Iterator[str]:
+        yield from super().list_notices(remarks, samples)
+        for option in sorted(_TEXT_OPTIONS.intersection(each.name for each in fields(self))):
+            value: object = getattr(self, option)
+            texts = cast(Sequence[object], value) if isinstance(value, list | tuple) else [value]
+            found = (_ESCAPE.search(text) for text in texts if isinstance(text, str))
+            if escape := next(filter(None, found), None):
+                made = "an n, not a line break" if escape[1] == "n" else "a t, not a tab"
+                form = f'"…\\{escape[1]}…"' if isinstance(value, str) else f'["…\\{escape[1]}…"]'
+                yield (
+                    f"{option} has a backslash and {made}; one takes double quotes: "
+                    f"{option}: {form} in YAML, --set '{self.title}.{option}={form}' in a command"
+                )
+
     def _make_sample(self, fewshot: FewshotRow) -> S:
         with wrap_errors(fewshot.row.place, ConfigurationError):
             sample = self.sample(fewshot)
@@ -272,6 +286,14 @@ def _indices_problem(indices: Sequence[int]) -> str | None:
     return None
 
 
+_TEXT_OPTIONS = frozenset(
+    {
+        *("prompt", "text", "choices", "target", "stop"),
+        *("target_delimiter", "fewshot_delimiter"),
+    }
+)
+_ESCAPE = re.compile(r"\A[^\n]*?(?<!\\)\\([nt])(?![a-z])[^\n]*\Z")
+"""A text of one line in which a line break or a tab is spelt out, and no \\nabla of TeX."""
 _TEXTS = ("prompt", "context", "continuation", "text")
 """Fields of requests that hold what is asked."""
 

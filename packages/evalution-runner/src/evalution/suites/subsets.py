@@ -9,8 +9,15 @@ from typing import Annotated, ClassVar, TypeVar
 
 from pydantic import Field
 
+from evalution.results import MetricResult
 from evalution.rows.local import Row, RowSource
-from evalution.scoring.metrics import Measure, Metric, Score
+from evalution.scoring.metrics import (
+    Measure,
+    MeasureAccumulator,
+    Metric,
+    MetricAccumulator,
+    Score,
+)
 from evalution.suites.dataset import Dataset, DatasetRows, local_folder
 from evalution.suites.row_suite import RowSuite, Split
 from evalution.suites.suite import Sample
@@ -169,6 +176,7 @@ class SubsetSuite(DatasetRows, RowSuite[S, A]):
             for part in self._list_parts(sample)
         }
         score.measures = {name: own.get(name) for name in self._metrics}
+        score.remarks = [*score.remarks, sample.subset]  # which a notice counts
         return score
 
     def failure(self, sample: S) -> Mapping[str, Measure]:
@@ -177,6 +185,32 @@ class SubsetSuite(DatasetRows, RowSuite[S, A]):
         own = {f"{name}{part}" for name in plain for part in parts}
         found = super().failure(sample)
         return {name: measure for name, measure in found.items() if name in own}
+
+    def make_accumulator(self) -> MetricAccumulator:
+        return _PartsAccumulator(
+            self._metrics,
+            {
+                f"{metric},{group}": [
+                    f"{metric},{Subset(group, child).name}" for child in self.parts.groups[group]
+                ]
+                for group in self.parts.whole_groups(self._chosen)
+                for metric in self._plain_metrics
+            },
+        )
+
+    def list_notices(self, remarks: Mapping[str, int], samples: int) -> Iterator[str]:
+        chosen = [subset.name for subset in self._chosen]
+        others = {remark: count for remark, count in remarks.items() if remark not in chosen}
+        yield from super().list_notices(others, samples)
+        reached = sum(name in remarks for name in chosen)
+        # Failed rows have no remark: which subsets they are of isn't known.
+        if 0 < reached < len(chosen) and sum(remarks.get(name, 0) for name in chosen) == samples:
+            yield (
+                f"rows of {reached} of {len(chosen)} subsets alone were scored: "
+                f"{next(iter(self._metrics))} is no score of {self.task}; leave out a limit or "
+                "row_indices, which count the rows of all subsets together (lm-eval's limit those "
+                "of each), or name fewer subsets"
+            )
 
     @cached_property
     def _chosen(self) -> Sequence[Subset]:
@@ -199,6 +233,21 @@ class SubsetSuite(DatasetRows, RowSuite[S, A]):
         """Endings of the metrics that a sample belongs to."""
         group, dot, _ = sample.subset.partition(".")
         return ["", f",{group}", f",{sample.subset}"] if dot else ["", f",{sample.subset}"]
+
+
+class _PartsAccumulator(MeasureAccumulator):
+    """Gives a group no score while one of its subsets has no row; `parts` are metrics by group."""
+
+    def __init__(self, metrics: Mapping[str, Metric], parts: Mapping[str, Sequence[str]]):
+        super().__init__(metrics)
+        self._parts = parts
+
+    def results(self) -> dict[str, MetricResult]:
+        found = super().results()
+        for group, children in self._parts.items():
+            empty = (found[child] for child in children if not found[child].n)
+            found[group] = next(empty, found[group])
+        return found
 
 
 class ColumnParts:

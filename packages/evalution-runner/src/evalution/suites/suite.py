@@ -254,7 +254,10 @@ class Suite(SuiteDeclaration, Generic[S, A]):
         return MeasureAccumulator(self.make_metrics())
 
     def list_notices(self, remarks: Mapping[str, int], samples: int) -> Iterator[str]:
-        """Yield a sentence for each remark that scores share; `remarks` has their numbers."""
+        """Yield a sentence for each remark that scores share; `remarks` has their numbers.
+
+        Also for an option that looks mistaken, which needs no scores: `validate` has none.
+        """
         for remark, count in sorted(remarks.items()):
             yield f"{count} of {samples} samples {remark}"
 

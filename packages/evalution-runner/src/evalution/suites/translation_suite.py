@@ -103,19 +103,18 @@ def _score_corpus(
     metric: Any, pairs: Sequence[tuple[str, str]], *, higher_is_better: bool
 ) -> MetricResult:
     if not pairs:
-        return MetricResult(None, None, higher_is_better, 0, None)
+        return MetricResult(None, None, higher_is_better, 0, row_range=None)
     translations, references = ([pair[side] for pair in pairs] for side in (0, 1))
     resamples = _RESAMPLES if len(pairs) > 1 else 1
     found = metric.corpus_score(translations, [references], n_bootstrap=resamples)
     bounds = json.loads(found.format(width=_DIGITS, signature="a:b", is_json=True))
     if not (margin := bounds.get("confidence_var")):
-        return MetricResult(found.score, None, higher_is_better, len(pairs), None)
+        return MetricResult(found.score, None, higher_is_better, len(pairs), row_range=None)
     mean = bounds["confidence_mean"]
     most = 100.0 if higher_is_better else math.inf
     interval = (max(0.0, mean - margin), min(most, mean + margin))
-    return MetricResult(
-        found.score, margin / NORMAL_QUANTILE, higher_is_better, len(pairs), interval
-    )
+    known = (higher_is_better, len(pairs), interval)
+    return MetricResult(found.score, margin / NORMAL_QUANTILE, *known, row_range=None)
 
 
 @cache

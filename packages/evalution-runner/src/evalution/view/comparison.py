@@ -79,7 +79,7 @@ def _make_difference(
     run: str, suite: SuiteComparison, metric: MetricComparison, *, is_main: bool
 ) -> DifferenceDocument:
     test = metric.test
-    low, high = (test and test.interval) or (None, None)
+    low, high = metric.shown_interval or (None, None)
     is_judged = test is not None and (test.name == "mcnemar" or suite.flipped_by == metric.name)
     return {
         "run": run,
@@ -95,6 +95,7 @@ def _make_difference(
         "p_value": None if test is None else test.p_value,
         "test": None if test is None else test.name,
         "winner": _WINNERS[metric.winner],
+        "contradicted": metric.is_contradicted,
         "paired": suite.rows.paired,
         "gained": test.right_better if test is not None and is_judged else None,
         "lost": test.left_better if test is not None and is_judged else None,

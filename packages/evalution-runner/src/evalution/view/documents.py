@@ -23,7 +23,8 @@ class ScoreDocument(TypedDict):
     `low` and `high` are the 95 % interval, `count` the samples behind the score, in `groups` of
     rows that belong together (None where rows are independent), `failed` those without an answer.
     Of a suite that isn't finished, score and interval are those of the samples so far, for metrics
-    that are plain means of their samples, and `is_partial` is true. `options` is the same for
+    that are plain means of their samples, and `is_partial` is true. `is_share` is true of a share
+    of right rows, which alone has a mean with those of other suites. `options` is the same for
     suites whose options are, but for those that change no score.
     """
 
@@ -38,6 +39,7 @@ class ScoreDocument(TypedDict):
     failed: int
     higher_is_better: bool
     is_partial: bool
+    is_share: bool
     options: str
 
 
@@ -230,7 +232,8 @@ class DifferenceDocument(TypedDict):
     """A metric of a suite in a run against the baseline; `difference` is the run's minus that.
 
     `low` and `high` are its 95 % interval, `test` the test's name. `winner` is `run`, `baseline` or
-    `tie`; `gained` and `lost` count the rows that only the run, or only the baseline, has right.
+    `tie`, and `contradicted` if the test's rows favour the other side; `gained` and `lost` count
+    the rows that only the run, or only the baseline, has right.
     """
 
     run: str
@@ -246,6 +249,7 @@ class DifferenceDocument(TypedDict):
     p_value: float | None
     test: str | None
     winner: Literal["run", "baseline", "tie"] | None
+    contradicted: bool
     paired: int
     gained: int | None
     lost: int | None

@@ -10,7 +10,7 @@ from typing import Any
 
 from evalution.comparison.significance import is_binary
 from evalution.redaction import mask_text, mask_value
-from evalution.results import RunResult, SuiteResult, to_json
+from evalution.results import MetricResult, RunResult, SuiteResult, to_json
 from evalution.runs.progress_file import RunState
 from evalution.runs.reader import RunSamples
 from evalution.sample_columns import SampleColumns
@@ -255,11 +255,29 @@ def _list_scores(run: ViewedRun) -> Iterator[ScoreDocument]:
                 "failed": suite.failed,
                 "higher_is_better": metric.higher_is_better,
                 "is_partial": False,
+                "is_share": _is_share(name, metric),
                 "options": _digest_options(suite.options),
             }
     for name, columns in run.latest.items():
         if columns.metrics:
             yield _make_partial_score(name, columns, run.state)
+
+
+def _is_share(name: str, metric: MetricResult) -> bool:
+    """Return True for a share of right rows, whose interval is Wilson's: a list reads no samples.
+
+    Any score from 0 to 1 of rows in groups counts as one, where each row's is from 0 to 1.
+    """
+    value, interval = metric.value, metric.interval
+    if name in _OF_ALL_ROWS or value is None or interval is None or not metric.n:
+        return False
+    if metric.row_range not in ("unknown", (0.0, 1.0)):
+        return False
+    if not metric.higher_is_better or not 0.0 <= value <= 1.0:
+        return False
+    return metric.groups is not None or all(
+        map(math.isclose, wilson_interval(value, metric.n), interval)
+    )
 
 
 def _make_partial_score(
@@ -269,7 +287,8 @@ def _make_partial_score(
     metric, values = next(iter(columns.metrics.items()))
     known = [value for value in values if math.isfinite(value)]
     value = low = high = None
-    if known and is_binary(known) and metric not in _OF_ALL_ROWS:
+    is_share = bool(known) and is_binary(known) and metric not in _OF_ALL_ROWS
+    if is_share:
         value = math.fsum(known) / len(known)
         if not any(columns.groups):
             low, high = wilson_interval(value, len(known))
@@ -287,6 +306,7 @@ def _make_partial_score(
         "failed": sum(columns.failed),
         "higher_is_better": True,
         "is_partial": True,
+        "is_share": is_share,
         "options": "",
     }
 

@@ -202,7 +202,10 @@ def choose_places(suite: SuiteView, query: SampleQuery, against: SuiteView | Non
         return places
     known = [at for at in places if math.isfinite(values[at])]
     known.sort(key=values.__getitem__, reverse=query.sort == "-value")
-    return known + [at for at in places if not math.isfinite(values[at])]
+    worst = [at for at in places if math.isinf(values[at])]
+    is_worst_first = (query.sort == "value") == suite.metrics[suite.main_metric or ""]
+    ordered = worst + known if is_worst_first else known + worst
+    return ordered + [at for at in places if math.isnan(values[at])]
 
 
 def find_flipped(suite: SuiteView, against: SuiteView) -> array[int]:
@@ -343,7 +346,7 @@ def make_sample(
     messages = None if isinstance(sample.prompt, str | None) else sample.prompt
     choices = _make_choices(sample)
     tokens = sample.token_logprobs
-    shown: set[str] = {"choices", "logprobs", *sample.metrics} if choices else set()
+    shown: set[str] = {"choices", "logprobs", "right", *sample.metrics} if choices else set()
     return {
         "run": suite.run,
         "suite": suite.name,
@@ -392,13 +395,14 @@ def _make_choices(sample: SampleResult) -> list[ChoiceDocument]:
     if not len(logprobs) == len(texts) == len(tokens):
         return []
     chosen = {name: sample.extracted.get(name) for name in sample.metrics}
+    right = _read_list(sample.extracted.get("right"), is_number)
     shares = _softmax(logprobs)
     return [
         {
             "text": text,
             "logprob": logprob,
             "probability": share,
-            "is_target": text is not None and text == sample.target,
+            "is_target": at in right if right else text is not None and text == sample.target,
             "chosen_by": [name for name, index in chosen.items() if index == at],
             "tokens": _make_tokens(found),
         }

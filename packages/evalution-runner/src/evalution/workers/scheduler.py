@@ -220,7 +220,9 @@ class Scheduler:
                 if not is_last:
                     slot.note_progress((number,), self.now)
                 job = slot.finish(number, self.now) if is_last else slot.in_flight.get(number)
-                if job is not None:
+                if isinstance(job, CallJob) and isinstance(value, RequestFailure):
+                    job.fail(value.error)
+                elif job is not None:
                     job.deliver(value, is_last=is_last)
             case CallFailed(number):
                 slot.fruitless_ends = 0

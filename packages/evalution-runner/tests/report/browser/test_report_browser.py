@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from pathlib import Path
@@ -298,7 +299,74 @@ def test_rows_that_only_one_run_answered_compare_nothing(
     failed = [make_sample(row, 0.0, error="died", prediction=None) for row in range(8)]
     with show(make_run(make_suite("sums", right)), make_run(make_suite("sums", failed))) as visit:
         (said,) = visit.page.locator(".summary li").all_inner_texts()
-        assert said == "B and A can't be compared on sums, where both answered too few rows."
+        assert said == "B and A can't be compared by rows on sums."
+        visit.go("#/compare")
+        assert visit.page.locator(".reading").all_inner_texts() == ["no pairs of rows"]
+
+
+def test_reason_that_a_metric_is_not_compared_is_named(
+    show: OpenPage, make_run: Any, make_suite: Any, make_sample: Any
+) -> None:
+    def make_side(value: float) -> Any:
+        news = [make_sample(row, None) for row in range(8)]
+        bleu = {"bleu": MetricResult(20 * value, None, True, 8)}
+        sums = [make_sample(row, value, group="one") for row in range(8)]
+        return make_run(make_suite("news", news, metrics=bleu), make_suite("sums", sums))
+
+    with show(make_side(0.0), make_side(1.0)) as visit:
+        (said,) = visit.page.locator(".summary li").all_inner_texts()
+        assert said == (
+            "B and A can't be compared on sums, where both answered too few rows; can't be "
+            "compared by rows on news."
+        )
+        visit.go("#/compare")
+        readings = visit.page.locator(".reading").all_inner_texts()
+        assert readings == ["no test for this metric", "too few rows"]
+
+
+def test_probability_is_in_no_mean_and_leads_to_all_rows_the_worst_first(
+    show: OpenPage, make_run: Any, make_suite: Any, make_sample: Any
+) -> None:
+    sums, signs = (
+        make_suite(name, [make_sample(row, float(row < 3)) for row in range(6)])
+        for name in ("sums", "signs")
+    )
+    metrics = {"acc": MetricResult(0.65, 0.076, True, 6, (0.5, 0.8))}
+    shares = [make_sample(row, 0.9 - row / 10) for row in range(6)]
+    with show(make_run(sums, make_suite("truth", shares, metrics=metrics), signs)) as visit:
+        heading = visit.page.locator(".matrix th .metric-name").last
+        assert heading.get_attribute("title") == "sums, signs"
+        assert visit.page.locator(".matrix tbody td").last.inner_text() == "0.5000"
+        visit.page.locator(".matrix a.value").nth(1).click()
+        visit.wait("#/samples?run=A&suite=truth&sort=value")
+        assert visit.places == ["5", "4", "3", "2", "1", "0"]
+        visit.go("#/run?run=A")
+        links = visit.page.locator("a.value").evaluate_all("(all) => all.map((each) => each.hash)")
+        assert ["which=wrong" in link for link in links] == [True, False, True]
+
+
+def test_infinite_perplexities_are_the_worst(
+    show: OpenPage, make_run: Any, make_suite: Any, make_sample: Any
+) -> None:
+    values = [{"ppl": 3.0}, {"ppl": math.inf}, {"ppl": 7.0}, {}]
+    samples = [make_sample(row, None, metrics=each) for row, each in enumerate(values)]
+    with show(make_run(make_suite("prose", samples, higher=False))) as visit:
+        visit.page.locator(".matrix a.value").click()
+        visit.wait("#/samples?run=A&suite=prose&sort=-value")
+        assert visit.places == ["1", "2", "0", "3"]
+        visit.go("#/samples?run=A&suite=prose&sort=value")
+        assert visit.places == ["0", "2", "1", "3"]
+
+
+def test_samples_are_counted_of_the_run_that_is_shown(
+    show: OpenPage, make_run: Any, make_suite: Any, make_sample: Any
+) -> None:
+    runs = [make_run(make_suite("sums", [*map(make_sample, range(size))])) for size in (5, 60)]
+    with show(*runs) as visit:
+        for run, size in (("A", 5), ("B", 60)):
+            visit.go(f"#/samples?run={run}&suite=sums")
+            assert visit.page.locator("#found").inner_text() == f"{size} of {size} samples"
+            assert visit.page.get_by_text("This page holds").count() == 0
 
 
 def test_at_most_eight_runs_are_compared_the_last_that_were_chosen(
@@ -308,6 +376,8 @@ def test_at_most_eight_runs_are_compared_the_last_that_were_chosen(
     broken = make_run(status="failed", error={"type": "OSError", "message": "", "suite": None})
     with show(broken, *whole) as visit:
         assert "A was ended by an error" in visit.page.locator(".summary").inner_text()
+        notes = " ".join(visit.page.locator(".charts .note").all_inner_texts())
+        assert "The first 12 of 22 runs are plotted." in notes
         visit.go("#/compare")
         pressed = visit.page.locator("[data-key^=compared][aria-pressed=true] .badge")
         assert "".join(pressed.all_inner_texts()) == "CDEFGHIJ"

@@ -66,14 +66,16 @@ const Charts = (() => {
   }
 
   function scores(runs) {
-    const shown = runs.filter((run) => run.scores.length > 0).slice(0, RUNS);
+    const scored = runs.filter((run) => run.scores.length > 0);
+    const shown = scored.slice(0, RUNS);
     const found = shown.flatMap((run) => run.scores.filter((score) => isFinite(score.value)).map((score) => ({
       ...score, run: run.id, all: [score.value],
       about: `${score.suite} · ${score.metric}: ${score.value.toPrecision(6)}${score.low === null ? "" : ` [${score.low.toPrecision(4)}, ${score.high.toPrecision(4)}]`}, n = ${score.count}`,
     })));
     const figures = grouped(found).map(([metric, group]) =>
       dots(`${metric || "Scores from 0 to 1"} ${group[0].higher_is_better ? "↑" : "↓"}`, group, shown, metric, { bounds: metric ? null : [0, 1], zero: false }));
-    return section("", "Dots are scores of all metrics, lines their 95 % intervals.", figures);
+    const part = shown.length < scored.length ? ` The first ${RUNS} of ${scored.length} runs are plotted.` : "";
+    return section("", `Dots are scores of all metrics, lines their 95 % intervals.${part}`, figures);
   }
 
   function differences(found, base, runs) {

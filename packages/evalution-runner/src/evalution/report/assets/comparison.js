@@ -8,7 +8,9 @@ const ComparisonPage = (() => {
   function reading(found) {
     if (found.difference === null || found.winner === null) return "not comparable";
     if (found.winner === "tie") return "same value";
+    if (found.test === null) return found.paired ? "no test for this metric" : "no pairs of rows";
     if (found.p_value === null) return "too few rows";
+    if (found.contradicted) return "rows favour the other";
     if (found.p_value >= Overview.CLEAR) return "could be chance";
     return found.winner === "run" ? "better" : "worse";
   }

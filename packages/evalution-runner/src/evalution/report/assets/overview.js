@@ -17,13 +17,12 @@ const Overview = (() => {
   }
 
   const scoreOf = (run, suite) => run.scores.find((score) => score.main && score.suite === suite) ?? null;
-  const isShare = (score) => score.higher_is_better && score.value !== null && score.value >= 0 && score.value <= 1;
 
   // The suites a mean is made of: shares of right answers alone can be averaged.
   function averaged(runs, suites) {
     const found = suites.filter((suite) => {
       const scores = runs.map((run) => scoreOf(run, suite)).filter((score) => score !== null && score.value !== null);
-      return scores.length > 0 && scores.every(isShare);
+      return scores.length > 0 && scores.every((score) => score.is_share);
     });
     return found.length > 1 ? found : [];
   }
@@ -35,14 +34,16 @@ const Overview = (() => {
     return scores.reduce((sum, score) => sum + score.value, 0) / scores.length;
   }
 
+  // The wrong answers behind a score; where it is no share of right ones, all, the worst first.
   function samplesAddress(run, score) {
-    return Address.make("samples", { run: run.id, suite: score.suite, which: isShare(score) ? "wrong" : null });
+    const choice = score.is_share ? { which: "wrong" } : { sort: score.higher_is_better ? "value" : "-value" };
+    return Address.make("samples", { run: run.id, suite: score.suite, ...choice });
   }
 
   function cell(run, score, best) {
     if (score === null) return element("td", { class: "number muted" }, Dom.DASH);
     const partial = score.is_partial ? element("span", { class: "tag" }, `${Dom.number(score.count)} so far`) : null;
-    const name = `${score.suite} ${Dom.score(score.value)} of ${run.label}: ${isShare(score) ? "wrong answers" : "samples"}`;
+    const name = `${score.suite} ${Dom.score(score.value)} of ${run.label}: ${score.is_share ? "wrong answers" : "samples"}`;
     const shown = element("a", { href: samplesAddress(run, score), class: `value${best ? " best" : ""}`, title: name }, Dom.score(score.value),
       best ? element("span", { class: "hidden" }, " best") : null);
     const interval = score.low === null ? null : element("span", { class: "under" }, `${Dom.score(score.low)} to ${Dom.score(score.high)}`);
@@ -108,7 +109,7 @@ const Overview = (() => {
     const rows = sorted(runs, shares, sort).map((run) => matrixRow(run, suites, shares, bests));
     return element("div", {},
       Dom.table("Main scores of all runs", "matrix", head, element("tbody", {}, rows)),
-      element("p", { class: "muted note" }, "A suite's main metric with its 95 % interval. A number leads to the answers that were wrong, a run's name to all its scores, a heading sorts."));
+      element("p", { class: "muted note" }, "A suite's main metric with its 95 % interval. A number leads to the answers that were wrong, or to all with the worst first, a run's name to all its scores, a heading sorts."));
   }
 
   function gap(found) {
@@ -126,8 +127,9 @@ const Overview = (() => {
     const mains = found.differences.filter((each) => each.run === run.id && each.main && each.difference !== null);
     if (mains.length === 0) return null;
     const tested = mains.filter((each) => each.p_value !== null);
-    const untested = listed(mains.filter((each) => each.p_value === null).map((each) => each.suite));
-    const clear = tested.filter((each) => each.p_value < CLEAR && each.winner !== "tie");
+    const without = (isTest) => listed(mains.filter((each) => each.p_value === null && (each.test !== null) === isTest).map((each) => each.suite));
+    const [few, untested] = [without(true), without(false)];
+    const clear = tested.filter((each) => each.p_value < CLEAR && each.winner !== "tie" && !each.contradicted);
     const side = (winner) => clear.filter((each) => each.winner === winner).map((each) => `on ${each.suite} ${gap(each)} (${pText(each.p_value)})`);
     const said = [];
     const [won, lost] = [side("run"), side("baseline")];
@@ -139,7 +141,8 @@ const Overview = (() => {
       const rest = tested.filter((each) => !clear.includes(each)).map((each) => each.suite);
       said.push(`; no clear difference on ${listed(rest)}`);
     }
-    if (untested) said.push(`${tested.length ? ";" : ""} can't be compared on ${untested}, where both answered too few rows`);
+    const parts = [few ? `can't be compared on ${few}, where both answered too few rows` : "", untested ? `can't be compared by rows on ${untested}` : ""].filter(Boolean);
+    if (parts.length) said.push(`${tested.length ? ";" : ""} ${parts.join("; ")}`);
     return element("li", {}, Dom.badge(run), said, ".");
   }
 
@@ -195,5 +198,5 @@ const Overview = (() => {
       matrix(runs, query), Charts.scores(runs)].filter((part) => part !== null));
   }
 
-  return { draw, isShare, mainScores, pText, CLEAR };
+  return { draw, samplesAddress, mainScores, pText, CLEAR };
 })();

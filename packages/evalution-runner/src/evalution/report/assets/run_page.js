@@ -15,7 +15,7 @@ const RunPage = (() => {
   }
 
   function scoreRow(run, score) {
-    const link = element("a", { href: Address.make("samples", { run: run.id, suite: score.suite, which: Overview.isShare(score) ? "wrong" : null }), class: "value" }, Dom.score(score.value));
+    const link = element("a", { href: Overview.samplesAddress(run, score), class: "value" }, Dom.score(score.value));
     return element("tr", {},
       element("th", { scope: "row", class: "stick metric" }, `${score.metric} `, Dom.arrow(score.higher_is_better)),
       element("td", { class: "number" }, score.main ? link : Dom.score(score.value)),

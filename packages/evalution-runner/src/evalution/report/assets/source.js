@@ -99,7 +99,13 @@ const Source = (() => {
     });
     if (!values.sort?.endsWith("value")) return values.sort === "-index" ? rows.reverse() : rows;
     const sign = values.sort.startsWith("-") ? -1 : 1;
-    const key = ({ sample }) => { const value = mainValue(sample); return value === null ? Infinity : sign * value; };
+    const score = embedded.runs.runs.find((run) => run.id === values.run)?.scores.find((each) => each.main && each.suite === values.suite);
+    const infinite = (score?.higher_is_better ?? true) === sign > 0 ? -Infinity : Infinity; // the worst of all
+    const key = ({ sample }) => {
+      const value = Object.values(sample.metrics)[0];
+      if (value === undefined) return Infinity;
+      return value === null ? infinite : sign * value;
+    };
     return rows.sort((one, other) => key(one) - key(other));
   }
 
@@ -119,8 +125,9 @@ const Source = (() => {
     const found = chosen(values);
     const offset = Number(values.offset ?? 0);
     const page = found.slice(offset, offset + Number(values.limit));
+    const held = (embedded.samples[values.suite] ?? []).filter((row) => values.run in row.runs).length;
     return {
-      ...values, every: embedded.counts[values.suite] ?? found.length, total: found.length, held: embedded.samples[values.suite]?.length ?? 0,
+      ...values, every: embedded.counts[values.suite]?.[values.run] ?? held, total: found.length, held,
       has_more: offset + page.length < found.length,
       samples: page.map(({ sample, other }) => ({ ...brief(sample), other: other === null ? null : brief(other) })),
     };

@@ -40,7 +40,7 @@ class HumanEvalInstruct(HumanEval):
     """Functions to be completed from their docstring, asked for in words.
 
     In a text the answer is begun with the function's head, and ends at the next fence. In a chat it
-    isn't begun: the first block of code is the program, after what stands before the function.
+    isn't begun: the first block of Python is the program, after what stands before the function.
     Answers run on this machine, and only with `execute`.
     """
 
@@ -152,8 +152,8 @@ class MBPPInstruct(MBPP):
     """Small programs from a sentence and three tests, each written as a block of code.
 
     In a text the block is begun, and ends at the next fence; an answer that doesn't end it holds no
-    program. In a chat the first block is the program. Answers run on this machine, and only with
-    `execute`.
+    program. In a chat the first block of Python is the program. Answers run on this machine, and
+    only with `execute`.
     """
 
     task = "mbpp_instruct"
