@@ -18,6 +18,7 @@ from evalution_core import (
     BaseInferenceSession,
     EngineSpec,
     Model,
+    redaction,
     secret,
 )
 from evalution_core.redaction import find_secrets, redact, redact_text
@@ -80,6 +81,14 @@ def test_scrubbed_text_holds_no_credential(
     shown = redact_text(f"{before} {carry(value)} {after}")
     assert value not in shown
     assert "***" in shown
+
+
+def test_credential_of_a_query_is_looked_for_from_the_last_question_mark() -> None:
+    text = "?" * 5 + "my_token=hunter2"
+    assert redact_text(text) == "?" * 5 + "my_token=***"
+    found = redaction._URL_QUERY.search(text)  # pyright: ignore[reportPrivateUsage]
+    assert found
+    assert found.start() == 4, "from each of them, a long row takes minutes"
 
 
 @given(words)

@@ -160,6 +160,17 @@ def golden_folders(
     return folders
 
 
+@pytest.fixture
+def incomplete_folder(golden_folders: dict[str, Path], tmp_path: Path) -> Path:
+    """The golden byte-level tokenizer without `e`, and with an unknown token that it lacks."""
+    content = json.loads((golden_folders["bytelevel"] / "tokenizer.json").read_text("utf-8"))
+    del content["model"]["vocab"]["e"]
+    merges = [merge for merge in content["model"]["merges"] if "e" not in "".join(merge)]
+    content["model"] |= {"unk_token": "<none>", "merges": merges}
+    (tmp_path / "tokenizer.json").write_text(json.dumps(content))
+    return tmp_path
+
+
 @pytest.fixture(scope="session")
 def golden_tokenizers(golden_folders: dict[str, Path]) -> dict[str, TokenizerFile]:
     pytest.importorskip("tokenizers", reason="needs evalution-enginekit[tokenizers]")

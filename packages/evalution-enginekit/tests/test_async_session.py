@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import threading
+import time
 from collections.abc import Callable, Coroutine, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import aclosing
 from dataclasses import replace
 from random import Random
 from threading import Semaphore
+from types import SimpleNamespace
 from typing import Any, TypeVar
 
 import pytest
@@ -617,6 +619,78 @@ def test_caller_that_has_had_less_is_served_before_the_others(gated: GatedSessio
     front.close()
     # What the stream has read ahead goes before it.
     assert order.index("light") <= 3, order
+
+
+def used(front: AsyncSession) -> dict[Any, float]:
+    """The tokens that each caller is charged with."""
+    members = front._accounts._root.members  # pyright: ignore[reportPrivateUsage]
+    return {key: member.used for key, member in members.items()}
+
+
+def test_refused_request_costs_its_caller_nothing(gated: GatedSession) -> None:
+    front = AsyncSession(gated)
+
+    async def work() -> None:
+        other = asyncio.ensure_future(front.generate(asked(0)))  # accounts end with the last call
+        while not gated.requests_in_flight:
+            await asyncio.sleep(0)
+        current_caller.set(("caller",))
+        with pytest.raises(InvalidRequestError):
+            await front.generate(GenerationRequest("word " * 600, truncation="error"))
+        assert used(front).get("caller", 0) == 0
+        gated.permits.release(10_000)
+        await other
+
+    run(work())
+    front.close()
+
+
+def test_given_up_request_costs_what_it_was_given(
+    gated: GatedSession, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seconds = 0.0
+    clock = SimpleNamespace(perf_counter=lambda: seconds, monotonic=time.monotonic)
+    monkeypatch.setattr(channels, "time", clock)
+    front = AsyncSession(gated, batch_size=1)
+
+    async def call(name: str, request: GenerationRequest) -> GenerationOutput:
+        current_caller.set((name,))
+        return await front.generate(request)
+
+    async def give_up(task: asyncio.Task[Any]) -> None:
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+
+    async def work() -> None:
+        nonlocal seconds
+        first = asyncio.ensure_future(call("first", asked(0, 100)))
+        while not gated.requests_in_flight:
+            await asyncio.sleep(0)
+        seconds = 2.0  # 50 tokens a second
+        gated.permits.release(1000)
+        await first
+        while gated.permits.acquire(blocking=False):
+            pass
+        runs = asyncio.ensure_future(call("runs", asked(1, 400)))
+        while not gated.requests_in_flight:
+            await asyncio.sleep(0)
+        waits = asyncio.ensure_future(call("waits", asked(2, 400)))
+        while used(front).get("waits", 0) < 800:
+            await asyncio.sleep(0)
+        seconds += 3.0
+        await give_up(waits)
+        prompt = 1 + len("prompt 1") / 4
+        assert used(front)["runs"] == prompt + 2 * 400
+        assert used(front).get("waits", 0) == 0, "it had no slot"
+        last = asyncio.ensure_future(call("last", asked(3, 4)))
+        await asyncio.sleep(0)
+        await give_up(runs)
+        assert used(front)["runs"] == prompt + 2 * 3 * 50
+        gated.permits.release(10_000)
+        await last
+
+    run(work())
+    front.close()
 
 
 class SlowSession(MockSession):

@@ -10,9 +10,17 @@ from typing import Any
 
 import pytest
 
-from evalution_core import ConfigurationError, EngineUnavailableError, InvalidRequestError, Model
-from evalution_enginekit import ChatTemplate
+from evalution_core import (
+    ConfigurationError,
+    EngineUnavailableError,
+    GenerationRequest,
+    InvalidRequestError,
+    Model,
+    RequestFailure,
+)
+from evalution_enginekit import ByteTokenizer, ChatTemplate
 from evalution_enginekit.chat import bind_template
+from evalution_enginekit.mock import MockSession
 
 USER = {"role": "user", "content": "hi"}
 THINKS = (
@@ -90,6 +98,14 @@ def test_tools_are_passed_on_and_absent_where_there_are_none() -> None:
     assert render(source, tools=[{"name": "é<"}]) == '[{"name": "é<"}]'
     assert render(source) == "none"
     assert render(source, tools=[]) == "none"
+
+
+def test_tools_that_a_template_does_not_read_are_refused() -> None:
+    for source in ("{{ messages[0].content }} tools", "{% set tools = 1 %}{{ tools }}"):
+        assert render(source, tools=[]) is not None
+        with pytest.raises(InvalidRequestError, match="reads none, so the model would never see"):
+            render(source, tools=[{"name": "f"}])
+    assert "f" in render("{% set tools = tools or [] %}{{ tools }}", tools=[{"name": "f"}])
 
 
 def test_json_keeps_order_and_takes_an_indent() -> None:
@@ -183,6 +199,32 @@ def test_unread_variable_is_refused_with_the_nearest_name(source: str, told: str
         f"the model's chat template reads no variable 'enable_thinkin'{told}; leave it out of "
         "chat_template_kwargs"
     )
+
+
+def test_variables_of_both_templates_are_taken() -> None:
+    template = ChatTemplate("{{ tone }}", tool_source="{{ depth }}{{ tools }}")
+    bound = template.with_variables({"tone": "calm", "depth": 2})
+    assert (bound.render([USER]), bound.render([USER], tools=[{}])) == ("calm", "2[{}]")
+    with pytest.raises(ConfigurationError, match=r"no variable 'x' \(it reads: depth, tone\)"):
+        template.with_variables({"x": 1})
+
+
+def test_a_broken_template_for_tools_fails_its_request_alone() -> None:
+    tokenizer = ByteTokenizer()
+    tokenizer.chat_template = ChatTemplate("hi", tool_source="{{ tools }}{% endfor %}")
+    plain, given = (
+        GenerationRequest(messages=[USER], tools=tools, max_new_tokens=1) for tools in (None, [{}])
+    )
+    with MockSession("m", 64, 2, tokenizer) as session:
+        found = dict(session.generate_continuous(enumerate([plain, given, plain])))
+        failure = found[1]
+        assert isinstance(failure, RequestFailure)
+        assert isinstance(failure.error, InvalidRequestError)
+        assert str(failure.error) == (
+            "the chat template refused the messages: Encountered unknown tag 'endfor'."
+        )
+        assert not isinstance(found[0], RequestFailure)
+        assert not isinstance(found[2], RequestFailure)
 
 
 def test_a_broken_template_takes_no_variables() -> None:

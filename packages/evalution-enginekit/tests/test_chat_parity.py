@@ -63,6 +63,7 @@ TOOLS = """{% if tools %}<tools>
 {{ tool | tojson }}
 {{ tool | tojson(indent=2) }}
 {{ tool | tojson(separators=(',', ':'), sort_keys=True) }}
+{{ tool | tojson(ensure_ascii=True) }}
 {% endfor %}
 </tools>{% endif %}{% if documents is not none %}{{ documents | length }}{% endif %}
 {% for m in messages %}{{ m.role }}: {{ m.content if m.content is not none else '' }}
@@ -153,6 +154,8 @@ def test_chat_renders_the_prompt_of_transformers(
 ) -> None:
     options = {"tools": tools, "add_generation_prompt": add_generation_prompt}
     theirs = by_transformers(tokenizer, TEMPLATES[template], CHATS[chat], **options)
+    if tools and template != "tools":
+        theirs = None  # a model that isn't shown the tools would be asked as if it were
     assert by_us(TEMPLATES[template], CHATS[chat], **options) == theirs
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -58,6 +59,38 @@ def test_deltas_joined_are_the_output(
     deltas, output = run(completion, token_ids, per_event=per_event)
     assert "".join(delta.text for delta in deltas) == output.text
     assert [i for delta in deltas for i in delta.token_ids] == output.token_ids
+
+
+class Merged(ByteTokenizer):
+    """A byte-level vocabulary with merges, some of which end amid a character."""
+
+    pieces = (b"a", b"ab\xe2", b"\x82", b"\xac", b"b\xe6\x97", b"\xa5a", b"\xff", b"abcdefgh\xc3")
+
+    def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
+        parts = [b"<user>" if i == USER else self.pieces[i] for i in token_ids]
+        return b"".join(parts).decode("utf-8", "replace")
+
+
+@settings(deadline=None, max_examples=200)
+@given(
+    st.lists(st.sampled_from([*range(len(Merged.pieces)), USER]), max_size=24),
+    st.lists(st.sampled_from(["a", "ab", "r><", "€", "日a", "<user>", "a<u"]), max_size=3),
+)
+@example(token_ids=[7, USER, 0, 0], stops=["aa"])
+def test_tokens_begin_in_their_order_whatever_is_held_back(
+    token_ids: list[int], stops: list[str]
+) -> None:
+    prompt = TokenPrompt(0, [0], 64, stop=tuple(stops), logprobs=0)
+    completion = Completion(Merged(), prompt)
+    for at, token_id in enumerate(token_ids):
+        completion.take(TokenEvent(0, [token_id], [float(-at)]))
+        completion.delta()
+    completion.take(TokenEvent(0, finish="length"))
+    assert completion._starts == sorted(completion._starts)
+    output = completion.output("a", {}, 0)
+    kept = output.token_ids or []
+    assert kept == token_ids[: len(kept)]
+    assert output.token_logprobs == [float(-at) for at in range(len(kept))]
 
 
 @settings(deadline=None, max_examples=60)

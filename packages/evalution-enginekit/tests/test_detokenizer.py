@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -74,6 +76,29 @@ def test_broken_bytes_are_released_after_a_while() -> None:
     told = [detokenizer.push(0xFF) for _ in range(100)]
     assert "".join(told).startswith("\ufffd" * 60)
     assert "".join(told) + detokenizer.flush() == "\ufffd" * 100
+
+
+@pytest.mark.parametrize(("broken", "after"), [(1, ""), (1, " a"), (2, " a"), (3, "")])
+def test_broken_character_leaves_the_one_before_it_alone(broken: int, after: str) -> None:
+    """The library decodes a run of bytes as a whole: one byte too few breaks all of them."""
+    library = pytest.importorskip("tokenizers", reason="needs evalution-enginekit[tokenizers]")
+    vocabulary = {f"<0x{byte:02X}>": byte for byte in range(256)} | {"\u2581a": 256}
+    built = library.Tokenizer(library.models.BPE(vocabulary, [], byte_fallback=True))
+    built.decoder = library.decoders.Sequence(
+        [
+            library.decoders.Replace("\u2581", " "),
+            library.decoders.ByteFallback(),
+            library.decoders.Fuse(),
+        ]
+    )
+
+    class Bytes(ByteTokenizer):
+        def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
+            return built.decode(list(token_ids), skip_special_tokens=skip_special_tokens)
+
+    whole = list("\U0001f642".encode())
+    ids = [*whole, *whole[:broken], *([256] if after else [])]
+    assert "".join(pieces(Bytes(), [256], ids)) == f"\U0001f642{chr(0xFFFD) * broken}{after}"
 
 
 def test_flush_without_held_bytes_adds_nothing() -> None:

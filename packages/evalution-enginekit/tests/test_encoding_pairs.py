@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from evalution_core import ContextLengthError, InvalidRequestError, LoglikelihoodRequest
@@ -72,6 +72,43 @@ def test_an_empty_context_is_conditioned_on_eos_where_there_is_no_bos() -> None:
     tokenizer.bos_id = None
     assert encode_pair(tokenizer, "", "a") == ([EOS], [97])
     assert encode_pair(tokenizer, "", "<eos>a") == ([EOS], [97])
+
+
+class Dropping(ByteTokenizer):
+    """A tokenizer whose normalizer drops a character, as some do a byte order mark."""
+
+    def encode(self, text: str) -> list[int]:
+        return super().encode(text.replace("\ufeff", ""))
+
+
+@settings(deadline=None, max_examples=100)
+@given(
+    st.text(st.sampled_from("a \ufeff"), max_size=6),
+    st.text(st.sampled_from("ab\ufeff"), max_size=6),
+    st.booleans(),
+    st.integers(1, 4),
+)
+@example(context="\ufeff", continuation="a", adds_bos=False, length=4)
+def test_something_stands_before_the_first_scored_token(
+    context: str, continuation: str, adds_bos: bool, length: int
+) -> None:
+    tokenizer = Dropping(adds_bos=adds_bos)
+    before, after = encode_pair(tokenizer, context, continuation)
+    whole = tokenizer.encode(context + continuation)
+    assert (before + after)[-len(whole) :] == whole or not whole
+    if 0 < len(after) <= length:
+        pair = fit_pair(before, after, max_model_len=length, truncation="left")
+        assert pair.span.start >= 1
+        assert list(pair.span.token_ids[pair.span.start :]) == after
+
+
+def test_a_context_without_ids_is_conditioned_as_an_empty_one() -> None:
+    tokenizer = Dropping(adds_bos=False)
+    assert encode_pair(tokenizer, "\ufeff ", "a") == ([BOS], [32, 97])
+    assert encode_pair(tokenizer, "\ufeff", "<bos>a") == ([BOS], [97])
+    tokenizer.bos_id = tokenizer.eos_id = None
+    with pytest.raises(InvalidRequestError, match=r"BOS or EOS.*give context_input_ids"):
+        encode_pair(tokenizer, "\ufeff", "a")
 
 
 def test_an_empty_context_without_bos_and_eos_is_refused() -> None:

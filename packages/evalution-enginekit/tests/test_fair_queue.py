@@ -5,13 +5,21 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from evalution_core import GenerationOutput, GenerationRequest, LoglikelihoodRequest
-from evalution_enginekit.fair_queue import Accounts, Caller, estimate_cost, find_saving
+from evalution_enginekit.fair_queue import (
+    Accounts,
+    Caller,
+    count_prompt,
+    count_prompts,
+    estimate_cost,
+    find_saving,
+)
 
 costs = st.lists(st.integers(1, 1000), min_size=1, max_size=8)
 
@@ -127,7 +135,7 @@ def test_idle_callers_are_forgotten_while_others_wait() -> None:
     [
         (GenerationRequest(input_ids=[1] * 10, max_new_tokens=5), 21),
         (GenerationRequest("abcd" * 10, max_new_tokens=5), 21),
-        (GenerationRequest(messages=[{"content": "abcd" * 10}], max_new_tokens=10**9), 211),
+        (GenerationRequest(messages=[{"role": "a" * 36}], max_new_tokens=10**9), 211),
         (LoglikelihoodRequest("abcd" * 5, "abcd" * 5), 11),
         (LoglikelihoodRequest(context_input_ids=[1] * 5, continuation_input_ids=[1] * 5), 11),
     ],
@@ -135,10 +143,58 @@ def test_idle_callers_are_forgotten_while_others_wait() -> None:
 def test_cost_counts_generated_tokens_twice_and_at_most_what_the_model_takes(
     request_: GenerationRequest | LoglikelihoodRequest, cost: float
 ) -> None:
-    assert estimate_cost(request_, 100) == cost
+    assert estimate_cost(request_, count_prompt(request_), 100) == cost
+
+
+@pytest.mark.parametrize(
+    ("messages", "tools", "characters"),
+    [
+        ([{"role": "user", "content": "abc"}], None, 18),
+        ([{"role": "u" * 30, "content": "abc"}], None, 44),
+        ([{"role": "user", "content": "abc", "name": "n" * 9}], None, 31),
+        ([{"role": "user", "content": [{"type": "text", "text": "abc"}]}], None, 30),
+        ([{"role": "user", "calls": [{"arguments": {"a": ["x" * 9, ("y" * 9,)]}}]}], None, 41),
+        ([{"role": "user", "content": "abc"}], [{"name": "f", "k" * 9: {"t": "d" * 9}}], 42),
+        ([{"r": [0] * 9 + [None, True, 1.5, "", [], {}]}], None, 16),
+        (None, None, 0),
+        (5, None, 0),
+    ],
+)
+def test_every_text_of_a_conversation_and_of_its_tools_counts(
+    messages: Any, tools: Any, characters: int
+) -> None:
+    request = GenerationRequest(messages=messages, tools=tools)
+    assert count_prompt(request) == (characters, 0)
+    if not tools:
+        scored = LoglikelihoodRequest("", "ab", messages=messages)
+        assert count_prompt(scored) == (characters + 2 if messages != 5 else 0, 0)
+
+
+def test_endless_conversation_has_no_count() -> None:
+    message: dict[str, Any] = {"role": "user"}
+    message["content"] = [message]
+    assert count_prompt(GenerationRequest(messages=[message])) == (0, 0)
+
+
+def test_choices_of_one_conversation_are_counted_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    counted: list[Any] = []
+
+    def watched(request: Any) -> tuple[int, int]:
+        counted.append(request)
+        return count_prompt(request)
+
+    monkeypatch.setattr("evalution_enginekit.fair_queue.count_prompt", watched)
+    messages = [[{"role": "user"}], [{"role": "users"}]]
+    choices = [GenerationRequest(messages=one, seed=n) for one in messages for n in range(3)]
+    scored = LoglikelihoodRequest("a", "b")
+    sizes = count_prompts([*choices, GenerationRequest("abc"), scored, scored])
+    assert sizes == [(8, 0)] * 3 + [(9, 0)] * 3 + [(3, 0)] + [(2, 0)] * 2
+    assert len(counted) == 5
 
 
 def test_tokens_that_were_not_generated_are_given_back() -> None:
     request = GenerationRequest("a", max_new_tokens=1000)
     output = GenerationOutput("a", "b", completion_tokens=10)
     assert find_saving(request, output, 100) == 2 * 90
+    malformed = GenerationRequest("a", max_new_tokens="many")  # pyright: ignore[reportArgumentType]
+    assert find_saving(malformed, output, 100) == 0.0

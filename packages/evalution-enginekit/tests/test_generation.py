@@ -21,7 +21,7 @@ from evalution_core import (
     TextDelta,
     UnsupportedRequestError,
 )
-from evalution_enginekit import PromptQueue, TokenEvent
+from evalution_enginekit import ByteTokenizer, PromptQueue, TokenEvent
 
 WAIT_S = 20
 Echoes = Callable[..., Any]
@@ -71,8 +71,10 @@ def test_without_refill_a_batch_is_finished_before_the_next(echo: Echoes) -> Non
     session = echo(batch_size=2, without=[Capability.CONTINUOUS_BATCHING])
     outputs = session.generate([ask(text) for text in ("abcd", "e", "f", "gh")])
     assert [output.text for output in outputs] == ["abcd", "e", "f", "gh"]
-    together = [step for step in session.steps if len(step) == 2]
-    assert {tuple(step) for step in together} == {(0, 1), (2, 3)}
+    # A slow machine may begin with one of them; but none joins what has begun.
+    together = {tuple(step) for step in session.steps if len(step) == 2}
+    assert together <= {(0, 1), (1, 2), (2, 3)}
+    assert len({key for step in together for key in step}) == 2 * len(together)
 
 
 def test_batch_size_caps_what_runs_at_once(echo: Echoes) -> None:
@@ -226,13 +228,27 @@ def test_failure_before_any_prompt_is_taken_ends_waiting_streams(
     session.close()
 
 
-def test_a_malformed_event_is_a_failure_of_the_runtime(echo_class: Any) -> None:
-    class Unspellable(echo_class):
-        def _generate_tokens(self, feed: PromptQueue) -> Iterator[Sequence[TokenEvent]]:
-            yield [TokenEvent(prompt.key, [10**6]) for prompt in feed.take(1)]
+class _Unspellable(ByteTokenizer):
+    """Has no piece for `!`, as SentencePiece has none for ids that pad a vocabulary."""
 
-    with Unspellable() as session, pytest.raises(EngineRuntimeError, match="IndexError"):
-        session.generate([ask("a")])
+    def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
+        if token_ids[-1:] == [ord("!")] and ord("c") in token_ids:
+            raise IndexError("piece id is out of range")
+        return super().decode(token_ids, skip_special_tokens=skip_special_tokens)
+
+
+def test_a_token_that_cannot_be_decoded_costs_its_request_alone(echo: Echoes) -> None:
+    session = echo(tokenizer=_Unspellable(), batch_size=3)
+    prompts = ["a longer one", "c! and more", "b!", "d"]
+    found: dict[str, Any] = dict(session.generate_continuous(keyed(*prompts)))
+    bad = found.pop("c! and more")
+    assert isinstance(bad, RequestFailure)
+    assert "reading the generated tokens failed: IndexError: piece id is" in str(bad.error)
+    assert {key: output.text for key, output in found.items()} == {
+        prompt: prompt for prompt in found
+    }
+    assert session.dropped == [1], "the engine lets go of it"
+    assert session.requests_in_flight == 0
 
 
 def test_list_call_names_lost_requests_by_index(echo: Echoes) -> None:

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from evalution_core import ConfigurationError, Model
 from evalution_core.builtins import builtin_path
+from evalution_enginekit.gguf import file as file_module
 from evalution_enginekit.gguf.file import find_gguf, list_parts, read_gguf, read_model_file
 
 TINY = builtin_path("builtin:tiny", "gguf")
@@ -122,17 +123,30 @@ def test_a_damaged_header_is_an_error_of_ours_or_none(
         (array(9, 1), "an array of arrays, which llama.cpp doesn't read either"),
         (array(99, 1), "elements of the unknown type 99"),
         (array(8, 1 << 60), "truncated"),
-        (array(0, 17_000_000) + b"\0" * 17_000_000, "17,000,000 elements, more than 16,777,216"),
+        (
+            b"GGUF" + struct.pack("<IQQ", 3, 1 << 40, 0),
+            "its header has more than 4,194,304 values, where a key or tensor counts as 32",
+        ),
         (
             gguf({"general.architecture": "llama"}, tensors=1)[:-8],
             r"truncated: it ends after \d+ bytes and its tensors need \d+ bytes; download it again",
         ),
     ],
-    ids=itertools.count(),  # of the contents it would be 68 MB long
+    ids=itertools.count(),
 )
 def test_refusal_names_the_damage(tmp_path: Path, content: bytes, message: str) -> None:
     with pytest.raises(ConfigurationError, match=message):
         read_gguf(written(tmp_path, content))
+
+
+def test_arrays_of_a_file_share_one_bound(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    arrays = {f"a{at}": ["x"] * 20 for at in range(3)}
+    path = written(tmp_path, gguf({"general.architecture": "llama", **arrays}))
+    monkeypatch.setattr(file_module, "_MOST_VALUES", 4 * 32 + 60)
+    assert read_gguf(path).metadata["a2"] == ["x"] * 20
+    monkeypatch.setattr(file_module, "_MOST_VALUES", 4 * 32 + 59)
+    with pytest.raises(ConfigurationError, match="damaged GGUF file: its header has more than 187"):
+        read_gguf(path)
 
 
 def test_model_is_found_as_builtin_file_and_folder(tmp_path: Path) -> None:

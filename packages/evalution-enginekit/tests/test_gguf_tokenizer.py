@@ -118,11 +118,29 @@ def test_sentence_pieces_join_by_their_scores(tmp_path: Path) -> None:
         ({"tokens": []}, "holds no tokenizer; set tokenizer_path"),
         ({"merges": ["no such"]}, "can't be built"),
         ({"model": "llama", "scores": [1.0]}, "576 tokens and 1 scores"),
+        (
+            {"token_type": 1},
+            r"tiny.* has no list as the kinds of its tokens \(tokenizer.ggml.token_type\): the "
+            "file is damaged; download it again, or convert the model again",
+        ),
+        (
+            {"model": "llama", "tokens": ["a" * 1025], "scores": [0.0], "token_type": [1]},
+            "tiny.* has a token of 1,025 characters, and no more than 1,024 are read: the file is "
+            "damaged; download it again, or set tokenizer_path",
+        ),
     ],
 )
 def test_unreadable_tokenizer_is_refused(changes: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigurationError, match=message):
         GGUFTokenizer(with_metadata(**changes))
+
+
+@pytest.mark.parametrize("outside", [-3, -1, 576])
+def test_ids_outside_the_vocabulary_name_no_token(outside: int) -> None:
+    names = ("bos_token_id", "eos_token_id", "eot_token_id", "unknown_token_id")
+    tokenizer = GGUFTokenizer(with_metadata(**dict.fromkeys(names, outside), add_bos_token=True))
+    assert (tokenizer.bos_id, tokenizer.eos_id, tokenizer.leading_ids) == (None, None, ())
+    assert all(0 <= token_id < 576 for token_id in tokenizer.eos_ids)
 
 
 def test_a_named_tokenizer_goes_first() -> None:

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from evalution_enginekit import TokenSpan
-from evalution_enginekit.serving import group_spans
+from evalution_enginekit.serving_session import group_spans
 
 
 @st.composite

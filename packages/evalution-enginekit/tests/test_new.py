@@ -138,6 +138,36 @@ def test_name_that_can_name_no_engine_is_refused(
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.parametrize(
+    ("words", "asked", "renamed"),
+    [
+        (["lambda"], "an engine named 'lambda'", "lambda"),
+        (["async"], "an engine named 'async'", "async"),
+        (["evalution-class"], "an engine named 'class'", "class"),
+        (["folder"], "an engine named 'folder'", "folder"),
+        (["acme", "--class", "Model"], "the class 'Model'", "Model"),
+        (["base-engine"], "the class 'BaseEngine'", "BaseEngine"),
+        (["acme", "--class", "Token"], "the class 'Token'", "TokenSession"),
+    ],
+)
+def test_name_that_means_something_else_in_the_code_is_refused(
+    words: list[str], asked: str, renamed: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert new.main([*words, "--into", str(tmp_path)]) == 2
+    assert capsys.readouterr().err.strip() == (
+        f"new: {asked} would be {renamed} in its code, which means something else there; choose "
+        "another name"
+    )
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("name", ["type", "lambda-ai"])
+def test_name_that_python_takes_gives_code_that_parses(name: str, tmp_path: Path) -> None:
+    assert new.main([name, "--into", str(tmp_path)]) == 0
+    for file in tmp_path.rglob("*.py"):
+        compile(file.read_text(encoding="utf-8"), str(file), "exec")
+
+
 def test_name_of_an_installed_package_is_refused(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

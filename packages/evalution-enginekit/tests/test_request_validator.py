@@ -58,6 +58,11 @@ def refused(request: GenerationRequest, message: str) -> None:
         ({"do_sample": 1}, "do_sample must be True or False, got 1"),
         ({"tools": "abc"}, "tools must be a list of dicts, got 'abc'"),
         ({"tools": ["abc"]}, "a tool must be a dict, got 'abc'"),
+        (
+            {"tools": [{}]},
+            "tools need messages: the model's chat template writes them into the prompt, and "
+            "prompt is taken as it is; give messages, or the rendered_prompt with tools",
+        ),
         ({"metadata": None}, "metadata must be a dict, got None"),
         ({"stop": "###"}, "stop must be a list of strings, got '###'"),
         ({"stop": None}, "stop must be a list of strings, got None"),
@@ -65,9 +70,11 @@ def refused(request: GenerationRequest, message: str) -> None:
         ({"stop": [1]}, "a stop string must not be empty, got 1"),
         ({"truncation": "right"}, "truncation must be 'left' or 'error', got 'right'"),
         ({"logprobs": -1}, "logprobs must be an int >= 0, got -1"),
-        ({"temperature": -0.1}, r"temperature must be >= 0, got -0\.1"),
-        ({"temperature": float("nan")}, "temperature must be >= 0, got nan"),
-        ({"temperature": "0"}, "temperature must be >= 0, got '0'"),
+        ({"temperature": -0.1}, r"temperature must be >= 0 and below 1e300, got -0\.1"),
+        ({"temperature": float("nan")}, "temperature must be >= 0 and below 1e300, got nan"),
+        ({"temperature": 10**400}, "temperature must be >= 0 and below 1e300, got 10000"),
+        ({"top_p": 10**400}, "top_p must be above 0 and at most 1, got 10000"),
+        ({"temperature": "0"}, "temperature must be >= 0 and below 1e300, got '0'"),
         ({"top_p": 0.0}, r"top_p must be above 0 and at most 1, got 0\.0"),
         ({"top_p": 1.5}, r"top_p must be above 0 and at most 1, got 1\.5"),
         ({"top_k": -1}, "top_k must be an int >= 0, got -1"),
@@ -203,6 +210,11 @@ VALID = st.builds(
     ignore_eos=st.booleans(),
     tools=st.none() | st.just([{"type": "function"}]),
     truncation=st.sampled_from(["left", "error"]),
+).filter(
+    lambda asked: (
+        not asked.tools
+        or (asked.messages, asked.rendered_prompt, asked.input_ids) != (None, None, None)
+    )
 )
 
 

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import numpy as np
 import pytest
@@ -8,7 +9,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from evalution_enginekit.sampling import next_token, token_logprobs
+from evalution_enginekit import TokenPrompt
+from evalution_enginekit.planning import WrongScoresError
+from evalution_enginekit.sampling import TokenChoice, next_token, token_logprobs
 
 LOGITS = np.array([1.0, 3.0, 2.0, 3.0, -1.0])
 
@@ -68,6 +71,25 @@ def test_a_tiny_temperature_is_greedy_and_does_not_overflow(temperature: float) 
     generator = np.random.default_rng(0)
     chosen = next_token(logits, do_sample=True, temperature=temperature, generator=generator)
     assert chosen == 3
+
+
+@pytest.mark.parametrize("bad", [math.nan, math.inf])
+@pytest.mark.parametrize(
+    "settings", [{}, {"do_sample": True}, {"do_sample": True, "top_p": 0.5, "top_k": 3}]
+)
+def test_logits_without_log_probabilities_end_the_prompt_with_an_error(
+    bad: float, settings: dict[str, Any]
+) -> None:
+    logits = LOGITS.copy()
+    logits[2] = bad
+    with pytest.raises(WrongScoresError, match=r"nan as a log-prob.*set a dtype of a wider"):
+        next_token(logits, generator=np.random.default_rng(0), **settings)
+    choice = TokenChoice(TokenPrompt(7, [1], 9, temperature=1.0, **settings))
+    assert choice.take(LOGITS).error is None
+    event = choice.take(logits)
+    assert isinstance(event.error, WrongScoresError)
+    assert event.error.__traceback__ is None, "its frames hold the logits"
+    assert (event.key, choice.is_done) == (7, True)
 
 
 @pytest.mark.parametrize("top_p", [0.0, 1e-12])

@@ -291,3 +291,22 @@ def test_value_that_is_no_log_probability_fails_its_request_alone(echo: Any, val
     assert f"the runtime returned {value!r} as a log-probability" in str(found["!"].error)
     assert "set a dtype of a wider range" in str(found["!"].error)
     assert [isinstance(found[key], LoglikelihoodOutput) for key in "xy"] == [True, True]
+
+
+def test_span_that_spoils_the_scores_beside_it_fails_alone(echo: Any) -> None:
+    session = echo()
+    good = session.score
+
+    def score(span: TokenSpan) -> TokenScore:
+        is_spoiled = any(33 in each.token_ids for each in session.chunks[-1])
+        return TokenScore([math.nan]) if is_spoiled else good(span)
+
+    session.score = score
+    pairs = [(text, LoglikelihoodRequest(text, "a")) for text in "abcdefg!"]
+    found = dict(session.loglikelihood_continuous(pairs))
+    assert [key for key in found if isinstance(found[key], RequestFailure)] == ["!"]
+    assert "set a dtype of a wider range" in str(found["!"].error)
+    assert [len(chunk) for chunk in session.chunks].count(1) <= 3, "not each is scored alone"
+    texts = [RollingLoglikelihoodRequest(text) for text in ("abc", "a!c", "cab")]
+    outputs = dict(session.loglikelihood_rolling_continuous(enumerate(texts)))
+    assert [isinstance(outputs[at], RequestFailure) for at in range(3)] == [False, True, False]

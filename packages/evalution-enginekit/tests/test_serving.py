@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from importlib import import_module
+from itertools import islice
 from pathlib import Path
 from typing import Any, cast
 
@@ -12,6 +13,7 @@ import pytest
 from evalution_core import (
     EngineRuntimeError,
     GenerationRequest,
+    InvalidRequestError,
     LoglikelihoodRequest,
     RequestFailure,
 )
@@ -20,7 +22,12 @@ from evalution_enginekit import (
     TokenScore,
     TokenSpan,
 )
-from evalution_enginekit.serving import RequestUpdate, ServingLoop, group_spans
+from evalution_enginekit.serving import (
+    FixedBatchRequests,
+    RequestUpdate,
+    ServingLoop,
+)
+from evalution_enginekit.serving_session import group_spans
 
 
 @pytest.fixture
@@ -160,6 +167,65 @@ def test_one_step_serves_generation_and_scoring(toys: Any) -> None:
     (score,) = next(scored)
     assert cast(TokenScore, score).logprobs == [-0.02 - 0.001]
     assert len(list(generated)) == 2
+
+
+@pytest.mark.parametrize("recovers", [True, False])
+def test_failed_batch_does_not_leave_the_requests_of_the_other_side_waiting(
+    toys: Any, recovers: bool
+) -> None:
+    runtime = toys.Batches()
+    loop = ServingLoop(runtime, slots=3, scored_tokens=9)
+    feed = Feed(1, 1)
+    feed.prompts[0] = TokenPrompt(0, [ord("!")], 1)
+    generated = loop.generate(cast(Any, feed))
+    assert [event.key for event in next(generated)] == [0], "refused, and nothing has run yet"
+    runtime.dead = True
+    with pytest.raises(OSError, match="the core is gone"):
+        list(loop.score(group_spans([TokenSpan([1, 2], 1)], listed_limit=1)))
+    assert len(loop.in_flight) == 1
+    runtime.dead = not recovers
+    if recovers:
+        ((event,),) = generated
+        assert (event.key, event.error) == (1, None)
+    else:
+        with pytest.raises(OSError, match="the core is gone"):
+            next(generated)
+    assert not loop.in_flight
+    assert not list(runtime.advance())
+
+
+def test_batch_that_answers_too_few_of_its_requests_is_an_error() -> None:
+    class Silent(FixedBatchRequests[str]):
+        def __init__(self) -> None:
+            super().__init__(lambda name, _: name, lambda batch: [RequestUpdate(batch[0], True)])
+
+    loop = ServingLoop(Silent(), slots=3, scored_tokens=9)
+    with pytest.raises(EngineRuntimeError, match="the runtime left 2 requests unanswered"):
+        list(islice(loop.generate(cast(Any, Feed(1, 1, 1))), 9))
+    assert not loop.in_flight
+
+
+def test_refused_batch_is_run_again_one_by_one_without_those_that_are_answered() -> None:
+    runs: list[list[str]] = []
+
+    def run(batch: Sequence[str]) -> Iterator[RequestUpdate]:
+        runs.append(list(batch))
+        for name in batch:
+            if name == "bad":
+                raise InvalidRequestError("no bad one")
+            yield RequestUpdate(name, is_finished=True)
+
+    requests = FixedBatchRequests(lambda name, _: name, run)
+    for name in ("first", "bad", "last", "late"):
+        requests.generate(name, TokenPrompt(0, [1], 1))
+    updates: list[RequestUpdate] = []
+    for update in requests.advance():
+        updates.append(update)
+        requests.abort(["late"])
+    assert runs == [["first", "bad", "last", "late"], ["bad"], ["last"]]
+    assert [update.request_id for update in updates] == ["first", "bad", "last"]
+    assert [str(update.error or "") for update in updates] == ["", "no bad one", ""]
+    assert not list(requests.advance())
 
 
 def test_tokens_scored_at_once_are_bounded(toys: Any) -> None:

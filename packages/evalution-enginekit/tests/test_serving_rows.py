@@ -15,8 +15,9 @@ from evalution_core import InvalidRequestError
 from evalution_enginekit import TokenEvent, TokenPrompt, TokenSpan, serving_rows
 from evalution_enginekit.planning import TokenScore, WrongScoresError, take_top
 from evalution_enginekit.scoring import complete_top_logprobs
-from evalution_enginekit.serving import PromptSource, group_spans
+from evalution_enginekit.serving import PromptSource
 from evalution_enginekit.serving_rows import generate_rows
+from evalution_enginekit.serving_session import group_spans
 
 VOCABULARY = 7
 Serve = Callable[[PromptSource], Generator[Sequence[TokenEvent]]]

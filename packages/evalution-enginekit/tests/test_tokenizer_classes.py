@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from evalution_core import Model
+from evalution_core import ConfigurationError, Model
 from evalution_enginekit import TokenizerFile, load_tokenizer
 from evalution_enginekit import tokenizer as module
 from evalution_enginekit.tokenizer import find_difference
@@ -90,6 +90,33 @@ def test_configured_tokens_are_added(folder: Path) -> None:
         tokenizer = read(folder, **settings)
         assert tokenizer.encode("<a>") == [size]
         assert size in tokenizer.special_ids
+
+
+@pytest.fixture
+def t5_folder(tmp_path: Path) -> Path:
+    texts = ("<pad>", "</s>", "<unk>", "\u2581a")
+    model = {"type": "Unigram", "unk_id": 2, "vocab": [[text, 0.0] for text in texts]}
+    (tmp_path / "tokenizer.json").write_text(json.dumps({"version": "1.0", "model": model}))
+    return tmp_path
+
+
+def test_extra_ids_are_tokens_of_t5_alone(folder: Path, t5_folder: Path) -> None:
+    assert read(folder, extra_ids=100).vocabulary_size == read(folder).vocabulary_size
+    named = {"tokenizer_class": "T5Tokenizer", "bos_token": None}
+    sizes = [
+        read(t5_folder, "t5", **named, **extra).vocabulary_size for extra in ({}, {"extra_ids": 7})
+    ]
+    assert sizes == [104, 11]
+
+
+@pytest.mark.parametrize("count", [10_001, 3_000_000_000, "7", None])
+def test_many_extra_ids_are_refused(t5_folder: Path, count: Any) -> None:
+    with pytest.raises(ConfigurationError) as refused:
+        read(t5_folder, "t5", tokenizer_class="T5Tokenizer", extra_ids=count)
+    assert str(refused.value) == (
+        f"the tokenizer's configuration has extra_ids {count!r}; it must be a whole number up to "
+        "10,000: copy the model's tokenizer again"
+    )
 
 
 def test_unknown_class_is_named_in_the_notice(

@@ -8,13 +8,24 @@ import pickle
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
-from evalution_core import ConfigurationError, EngineUnavailableError, Model
+from evalution_core import (
+    ConfigurationError,
+    EngineUnavailableError,
+    InvalidRequestError,
+    Model,
+)
 from evalution_enginekit import ByteTokenizer, ChatTemplate, TokenizerFile, load_tokenizer
-from evalution_enginekit.tokenizer import bind_tokenizer, parse_eos_ids, read_declared_eos
+from evalution_enginekit.tokenizer import (
+    HFTokenizer,
+    bind_tokenizer,
+    encode_text,
+    parse_eos_ids,
+    read_declared_eos,
+)
 
 pytest.importorskip("tokenizers", reason="needs evalution-enginekit[tokenizers]")
 
@@ -137,7 +148,10 @@ def test_chat_template_of_the_configuration_is_read(folder: Path) -> None:
     template = read(folder).chat_template
     assert template is not None
     assert template.render([{"role": "user", "content": "hi"}]) == "<s>hi"
-    named = [{"name": "tool_use", "template": "no"}, {"name": "default", "template": "yes"}]
+    named = [
+        {"name": "tool_use", "template": "{{ tools and 'no' }}"},
+        {"name": "default", "template": "yes"},
+    ]
     write(folder / "tokenizer_config.json", chat_template=named)
     template = read(folder).chat_template
     assert template is not None
@@ -145,6 +159,69 @@ def test_chat_template_of_the_configuration_is_read(folder: Path) -> None:
     for each in (template, pickle.loads(pickle.dumps(template))):
         assert each.render([{"role": "user", "content": "hi"}]) == "yes"
         assert each.render([{"role": "user", "content": "hi"}], tools=[{"name": "f"}]) == "no"
+
+
+@pytest.mark.parametrize(
+    ("template", "shown"),
+    [
+        (5, "5 under the name 'default'"),
+        (["text"], "'text' under the name None"),
+        ([{"name": "default"}], "None under the name 'default'"),
+        ([{"name": ["default"], "template": "text"}], r"'text' under the name \['default'\]"),
+        ({"default": "text", "tool_use": 5}, "5 under the name 'tool_use'"),
+    ],
+)
+def test_chat_template_that_is_no_text_is_refused(
+    folder: Path, template: object, shown: str
+) -> None:
+    write(folder / "tokenizer_config.json", chat_template=template)
+    with pytest.raises(ConfigurationError, match=f"chat_template has {shown}, and both must be"):
+        read(folder)
+
+
+def test_template_file_in_another_encoding_is_refused(folder: Path) -> None:
+    (folder / "chat_template.jinja").write_bytes("Grüße".encode("latin-1"))
+    with pytest.raises(ConfigurationError, match=r"chat_template\.jinja is not UTF-8: "):
+        read(folder)
+
+
+@pytest.mark.parametrize("length", [1, 2000])
+def test_text_outside_an_incomplete_vocabulary_is_refused(
+    incomplete_folder: Path, length: int
+) -> None:
+    tokenizer = read(incomplete_folder)
+    with pytest.raises(InvalidRequestError, match="can't encode this text: Unk token `<none>`"):
+        tokenizer.encode("e" * length)
+    assert tokenizer.encode("a")
+
+
+class PanickingTokenizer:
+    """Ends as the library's panics do, or as a person ends a program."""
+
+    def __init__(self, error: BaseException):
+        self.error = error
+
+    def encode(self, *_: Any, **__: Any) -> Any:
+        raise self.error
+
+    encode_batch = encode
+
+
+@pytest.mark.parametrize("length", [1, 2000])
+@pytest.mark.parametrize("kind", ["file", "transformers"])
+def test_text_on_which_the_library_panics_is_refused(kind: str, length: int) -> None:
+    def encode(error: BaseException) -> Any:
+        library = cast("Any", PanickingTokenizer(error))
+        if kind == "file":
+            return encode_text(library, "a" * length)
+        tokenizer = object.__new__(HFTokenizer)
+        tokenizer._tokenizer = library
+        return tokenizer.encode("a" * length)
+
+    with pytest.raises(InvalidRequestError, match="can't encode this text: too long; copy the"):
+        encode(BaseException("too long"))
+    with pytest.raises(KeyboardInterrupt):
+        encode(KeyboardInterrupt())
 
 
 def test_the_template_file_goes_before_the_configuration(folder: Path) -> None:

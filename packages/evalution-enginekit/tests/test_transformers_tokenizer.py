@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from evalution_core import ConfigurationError, EngineUnavailableError, Model
+from evalution_core import ConfigurationError, EngineUnavailableError, InvalidRequestError, Model
 from evalution_core.builtins import builtin_path
 from evalution_enginekit import TokenizerFile, load_tokenizer
 from evalution_enginekit.tokenizer import HFTokenizer
@@ -77,6 +77,13 @@ def test_transformers_tokenizer_agrees_with_tokenizer_file(any_folder: Path) -> 
     assert getattr(theirs.chat_template, "source", None) == getattr(
         ours.chat_template, "source", None
     )
+
+
+def test_text_outside_an_incomplete_vocabulary_is_refused(incomplete_folder: Path) -> None:
+    tokenizer = loaded(incomplete_folder)
+    with pytest.raises(InvalidRequestError, match="can't encode this text: Unk token `<none>`"):
+        tokenizer.encode("e")
+    assert tokenizer.encode("a")
 
 
 def test_unnamed_special_tokens_are_special_and_not_text(folder: Path) -> None:

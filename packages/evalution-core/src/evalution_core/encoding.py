@@ -115,18 +115,18 @@ def encode_pair(
 
     All trailing whitespace of the context goes with the continuation. The continuation's ids are
     what the whole text has beyond as many ids as the context alone has, even where a merge crosses
-    the cut: lm-eval's `TemplateLM._encode_pair`. An empty context is conditioned on BOS, else EOS,
-    unless the continuation begins with it. `contexts` saves encoding a context again.
+    the cut: lm-eval's `TemplateLM._encode_pair`. An empty context, or one without ids, is
+    conditioned on BOS, else EOS, unless the continuation begins with it. `contexts` saves encoding
+    a context again.
 
     Raises:
         InvalidRequestError: nothing to condition an empty context on.
     """
     kept = context.rstrip()
-    continuation = context[len(kept) :] + continuation
-    if not kept:
-        return condition_empty_context(codec, codec.encode(continuation))
-    before = (contexts or ContextEncoder(codec)).encode(kept)
-    whole = encode_with_leading(codec, kept + continuation)
+    before = (contexts or ContextEncoder(codec)).encode(kept) if kept else []
+    if not before:
+        return condition_empty_context(codec, codec.encode(context + continuation))
+    whole = encode_with_leading(codec, context + continuation)
     return list(before), whole[len(before) :]
 
 

@@ -21,7 +21,7 @@ _NAMES = (
 )
 _SECRET_NAME = re.compile(rf"(?i)(^|[-_.]){_NAMES}$")
 _URL_CREDENTIALS = re.compile(r"(?<=://)[^/\s?#]+(?=@)")
-_URL_QUERY = re.compile(rf"(?i)([?&](?:[^=&\s]*[-_.])?(?:{_NAMES}|key|sig)=)[^&\s]+")
+_URL_QUERY = re.compile(rf"(?i)([?&](?:[^=&?\s]*[-_.])?(?:{_NAMES}|key|sig)=)[^&\s]+")
 # A word of prose may follow "basic": a credential has more than small letters in it.
 _BEARER = re.compile(
     r"\b(?:((?i:bearer))\s+[A-Za-z0-9._~+/=-]{6,}"

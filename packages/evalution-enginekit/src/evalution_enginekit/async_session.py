@@ -27,7 +27,7 @@ from evalution_core.streams import open_stream
 from evalution_enginekit.channels import Call, Channel, Event, Outbox
 from evalution_enginekit.fair_queue import (
     Accounts,
-    count_prompt,
+    count_prompts,
     current_caller,
     estimate_cost,
     find_saving,
@@ -188,9 +188,11 @@ class AsyncSession:
         kind = find_kind(requests[0])
         if kind is None:
             raise InvalidRequestError(f"expected a request, got {requests[0]!r}")
-        is_long = any(_is_long(request) for request in requests)
+        sizes = count_prompts(requests)
+        is_long = any(characters > _LONG_TEXT or ids > _LONG_IDS for characters, ids in sizes)
         is_single = len(requests) == 1
-        costs = [estimate_cost(request, self._max_model_len) for request in requests]
+        longest = self._max_model_len
+        costs = [estimate_cost(*pair, longest) for pair in zip(requests, sizes, strict=True)]
         with self._lock:
             if self._is_closed:
                 raise SessionClosedError("the asynchronous session is closed; make a new one")
@@ -259,8 +261,3 @@ def _check_output(result: T | RequestFailure) -> T:
     if isinstance(result, RequestFailure):
         raise result.error
     return result
-
-
-def _is_long(request: Request) -> bool:
-    characters, ids = count_prompt(request)
-    return characters > _LONG_TEXT or ids > _LONG_IDS

@@ -13,10 +13,13 @@ from typing import Any
 
 from evalution_core import (
     EngineRuntimeError,
+    GenerationOutput,
+    InvalidRequestError,
     RequestFailure,
     RequestStream,
     SessionClosedError,
     TextDelta,
+    UnsupportedRequestError,
 )
 from evalution_core.requests import Output, Request
 from evalution_enginekit.fair_queue import Account, Accounts, Caller
@@ -24,8 +27,7 @@ from evalution_enginekit.fair_queue import Account, Accounts, Caller
 Event = TextDelta | Output | RequestFailure
 
 _ROUND_S = 0.2
-"""Seconds that a round stays open at most, or a steady flow would keep it from starting.
-"""
+"""Seconds that a round stays open at most, or a steady flow would keep it from starting."""
 _SLOT_WAIT_S = 0.02
 """Seconds that a call waits for a slot before a far longer one may have to give its own."""
 _LONGER = 8
@@ -39,9 +41,10 @@ class Call:
 
     `costs` are the estimates of the requests in tokens, `account` the caller's while the call is in
     the channel. `to_go` are the indices that wait for their turn, `in_flight` those in the session
-    by their numbers there, `begun` those of which text has come, `restarted` those that gave their
-    slot to a shorter one. They belong to the channel; the events belong to the caller's event loop.
-    At the end of a `with`, the channel gives up what is not finished.
+    by their numbers there, `taken` the times at which it took them, `begun` those of which text has
+    come, `restarted` those that gave their slot to a shorter one. They belong to the channel; the
+    events belong to the caller's event loop. At the end of a `with`, the channel gives up what is
+    not finished.
     """
 
     channel: Channel | None = None
@@ -63,6 +66,7 @@ class Call:
         self._due = self.since + self._patience
         self.to_go = deque(range(len(requests)))
         self.in_flight: dict[int, int] = {}
+        self.taken: dict[int, float] = {}
         self.begun: set[int] = set()
         self.restarted: set[int] = set()
         self._outbox = outbox
@@ -230,6 +234,7 @@ class Channel:
         """End a call, and give up what is not finished of it."""
         with self.changed:
             if call.account is not None:
+                self._refund_rest(call)
                 self.accounts.close(call.account)
                 call.account = None
             if not (call.to_go or call.in_flight):
@@ -240,6 +245,31 @@ class Channel:
             dropped = self.drop(list(call.in_flight))
             call.in_flight.clear()
         self.abort(dropped)
+
+    def _refund_rest(self, call: Call) -> None:
+        """Give back what requests in flight weren't given; under the lock.
+
+        That is all of one that waits in the stream for a slot. Another has had its prompt, and as
+        many tokens as the fastest request has in such a time.
+        """
+        now = time.perf_counter()
+        running = sorted(number for reader in self._readers for number in reader.running)
+        prepared = set(running[self.slots :] if self.slots is not None else ())
+        for number, index in call.in_flight.items():
+            made = self.accounts.count_made(now - call.taken[index])
+            output = GenerationOutput("", "", completion_tokens=made)
+            saving = self.find_saving(call.requests[index], output)
+            call.refund(index, None if number in prepared else saving)
+
+    def settle(self, call: Call, index: int, event: Output | RequestFailure) -> None:
+        """Correct the charge of a request that ended; under the lock."""
+        if not isinstance(event, RequestFailure):
+            call.refund(index, self.find_saving(call.requests[index], event))
+            if isinstance(event, GenerationOutput):
+                seconds = time.perf_counter() - call.taken[index]
+                self.accounts.note_made(event.completion_tokens or 0, seconds)
+        elif isinstance(event.error, InvalidRequestError | UnsupportedRequestError):
+            call.refund(index)  # it was refused before it ran
 
     def make_room(self) -> bool:
         """Free slots for calls that wait behind far longer ones, where it can be done unnoticed.
@@ -304,6 +334,7 @@ class Channel:
         call = min(self.callers, key=Call.rank)
         number, index = next(self.numbers), call.to_go.popleft()
         call.in_flight[number] = index
+        call.taken[index] = time.perf_counter()
         call.charge(index)
         if not call.to_go:
             self.callers.remove(call)
@@ -424,9 +455,7 @@ class _Reader:
                         call.begun.add(index)
                     else:
                         del self.running[number], call.in_flight[number]
-                        if not isinstance(event, RequestFailure):
-                            saving = self._channel.find_saving(call.requests[index], event)
-                            call.refund(index, saving)
+                        self._channel.settle(call, index, event)
                 # Not under the lock: the caller's thread would wake and wait for it.
                 call.send((index, event))
 

@@ -70,20 +70,25 @@ class ChatTemplate:
     def _template(self) -> Template:
         return _import_sandbox().TemplateEnvironment().from_string(self.source)
 
+    @property
+    def source_with_tools(self) -> str:
+        """The text that requests with tools are rendered by."""
+        return self.tool_source or self.source
+
     @cached_property
     def _tool_template(self) -> Template:
-        source = self.tool_source or self.source
-        return _import_sandbox().TemplateEnvironment().from_string(source)
+        return _import_sandbox().TemplateEnvironment().from_string(self.source_with_tools)
 
     def with_variables(self, variables: Mapping[str, Any]) -> ChatTemplate:
         """This template, rendered with `variables` too; of two with one name, the new one counts.
 
         Raises:
-            ConfigurationError: as `check_variables`, or the template doesn't read a variable.
+            ConfigurationError: as `check_variables`, or neither template reads a variable.
             EngineUnavailableError: Jinja is not installed.
         """
         check_variables(variables, self.special_tokens)
-        read = self._read_variables()
+        found = set[str]().union(*map(_find_variables, {self.source, self.source_with_tools}))
+        read = found - _SET - self.special_tokens.keys()
         for name in variables:
             if name not in read:
                 raise ConfigurationError(
@@ -94,15 +99,9 @@ class ChatTemplate:
         bound = {**self.variables, **variables}
         return ChatTemplate(self.source, self.special_tokens, bound, self.tool_source)
 
-    def _read_variables(self) -> set[str]:
-        """The names of the variables that the template reads and nobody sets."""
-        sandbox = _import_sandbox()
-        try:
-            with sandbox.limit_rendering():
-                read = sandbox.find_undeclared(self.source)
-        except (sandbox.jinja2.TemplateError, *_TEMPLATE_FAULTS) as error:
-            raise ConfigurationError(f"the model's chat template is broken: {error}") from error
-        return read - _SET - self.special_tokens.keys()
+    @cached_property
+    def _reads_tools(self) -> bool:
+        return "tools" in _import_sandbox().find_undeclared(self.source_with_tools)
 
     def render(
         self,
@@ -114,48 +113,89 @@ class ChatTemplate:
         """The prompt text; parts of a message that are all text are joined by a newline.
 
         Raises:
-            InvalidRequestError: the template refuses the messages, with its own reason, or goes
-                over a limit of `template_sandbox`.
+            InvalidRequestError: the template refuses the messages, with its own reason, is broken,
+                goes over a limit of `template_sandbox`, or doesn't read the tools it is given.
             EngineUnavailableError: Jinja is not installed.
         """
         sandbox = _import_sandbox()
         try:
             with sandbox.limit_rendering():
-                return (self._tool_template if tools else self._template).render(
-                    messages=[_join_text_parts(message) for message in messages],
-                    add_generation_prompt=add_generation_prompt,
-                    tools=list(tools) if tools else None,
-                    documents=None,
-                    **self.special_tokens,
-                    **self.variables,
-                )
+                if not tools or self._reads_tools:
+                    return (self._tool_template if tools else self._template).render(
+                        messages=[_join_text_parts(message) for message in messages],
+                        add_generation_prompt=add_generation_prompt,
+                        tools=list(tools) if tools else None,
+                        documents=None,
+                        **self.special_tokens,
+                        **self.variables,
+                    )
         except (sandbox.jinja2.TemplateError, *_TEMPLATE_FAULTS) as error:
             raise InvalidRequestError(f"the chat template refused the messages: {error}") from error
+        raise InvalidRequestError(
+            "tools are given and this model's chat template reads none, so the model would never "
+            "see them; describe them in a message, or take a model that calls tools"
+        )
+
+
+def _find_variables(source: str) -> set[str]:
+    """Return the names of the variables that a template reads and doesn't set."""
+    sandbox = _import_sandbox()
+    try:
+        with sandbox.limit_rendering():
+            return sandbox.find_undeclared(source)
+    except (sandbox.jinja2.TemplateError, *_TEMPLATE_FAULTS) as error:
+        raise ConfigurationError(f"the model's chat template is broken: {error}") from error
 
 
 def read_chat_template(
     file: Path, settings: Mapping[str, Any], specials: Mapping[str, str]
 ) -> ChatTemplate | None:
-    """Return the template: files go before the configuration, and named ones first."""
+    """Return the template: files go before the configuration, and named ones first.
+
+    Raises:
+        ConfigurationError: a file isn't UTF-8, or as `choose_template`.
+    """
     files = [file.with_name("chat_template.jinja")]
     files += sorted(file.parent.glob("additional_chat_templates/*.jinja"))
-    found = {each.stem: each.read_text("utf-8") for each in files if each.is_file()}
+    found = {each.stem: _read_text(each) for each in files if each.is_file()}
     if not found:
         return choose_template(settings.get("chat_template"), specials)
     default = {"default": found.pop("chat_template")} if "chat_template" in found else {}
     return choose_template({**default, **found}, specials)
 
 
+def _read_text(file: Path) -> str:
+    try:
+        return file.read_text("utf-8")
+    except UnicodeDecodeError as error:
+        raise ConfigurationError(f"{file} is not UTF-8: {error}; copy it again") from error
+
+
 def choose_template(source: Any, specials: Mapping[str, str]) -> ChatTemplate | None:
-    """Return the default one of a checkpoint's templates, with the one for tools."""
-    if isinstance(source, list):
-        named = cast("list[dict[str, str]]", source)
-        source = {entry["name"]: entry["template"] for entry in named}
-    templates = cast("dict[str, Any]", source if isinstance(source, dict) else {})
-    default = templates.get("default") if templates else cast("object", source)
-    if not isinstance(default, str):
+    """Return the default one of a checkpoint's templates, with the one for tools.
+
+    Raises:
+        ConfigurationError: `source` is neither a text, nor a list or mapping of named ones.
+    """
+    named: list[tuple[Any, Any]] = [] if source is None else [("default", source)]
+    if isinstance(source, dict):
+        named = [*cast("dict[Any, Any]", source).items()]
+    elif isinstance(source, list):
+        entries = cast("list[Any]", source)
+        objects: list[dict[str, Any]] = [
+            entry if isinstance(entry, dict) else {"template": entry} for entry in entries
+        ]
+        named = [(entry.get("name"), entry.get("template")) for entry in objects]
+    for name, template in named:
+        if not (isinstance(name, str) and isinstance(template, str)):
+            raise ConfigurationError(
+                f"the model's chat_template has {template!r} under the name {name!r}, and both "
+                "must be texts; copy the model's tokenizer again"
+            )
+    templates: dict[str, str] = dict(named)
+    if "default" not in templates:
         return None
-    return ChatTemplate(default, specials, tool_source=templates.get("tool_use"))
+    return ChatTemplate(templates["default"], specials, tool_source=templates.get("tool_use"))
 
 
 def bind_template(model: Model, template: ChatTemplate | None) -> ChatTemplate | None:

@@ -9,12 +9,13 @@ et al., "Fairness in Serving Large Language Models", 2024). It reads no clock.
 
 from __future__ import annotations
 
+import math
 import threading
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from contextlib import suppress
 from contextvars import ContextVar
-from itertools import count
-from typing import Any
+from itertools import chain, count
+from typing import Any, cast
 
 from evalution_core import (
     GenerationOutput,
@@ -22,7 +23,7 @@ from evalution_core import (
     LoglikelihoodRequest,
     RollingLoglikelihoodRequest,
 )
-from evalution_core.requests import Message, Output, Request
+from evalution_core.requests import Output, Request
 
 Caller = tuple[Hashable, ...]
 """A caller's place in the tree of groups, from its outermost group to itself."""
@@ -34,6 +35,8 @@ _CHARACTERS = 4
 """Characters of a text for one token of its estimate."""
 _GENERATED = 2
 """Cost of a generated token in prompt tokens, as in the Virtual Token Counter."""
+_TOKENS_A_SECOND, _LEAST_S = 1000.0, 1e-6
+"""Generated tokens of one request in a second before any has ended; seconds that one takes."""
 
 
 class Account:
@@ -87,6 +90,7 @@ class Accounts:
 
     def __init__(self) -> None:
         self.lock = threading.RLock()
+        self._fastest = 0.0
         self._root = Account()
         self._serials = count()
 
@@ -121,6 +125,14 @@ class Accounts:
                 member.now = 0.0
             member = group
 
+    def note_made(self, tokens: int, seconds: float) -> None:
+        """Note the generated tokens of a request, and the seconds that it took."""
+        self._fastest = max(self._fastest, tokens / max(seconds, _LEAST_S))
+
+    def count_made(self, seconds: float) -> int:
+        """Return the tokens that a request was given at most in so many seconds."""
+        return math.ceil(seconds * (self._fastest or _TOKENS_A_SECOND))
+
 
 def _forget_idle(group: Account) -> None:
     """Forget the members without calls that the others have caught up with."""
@@ -132,33 +144,60 @@ def _forget_idle(group: Account) -> None:
             del group.members[key]
 
 
-def count_prompt(request: Request) -> tuple[int, int]:
+def count_prompt(request: Request, most: float = math.inf) -> tuple[int, int]:
     """Count the characters and the token ids of a request's prompt, or of what it scores.
 
-    A malformed request has none here; it is refused where it is read.
+    Counting of messages and tools ends beyond `most` characters. A malformed request has none here;
+    it is refused where it is read.
     """
     try:
-        return _count_fields(request)
-    except (AttributeError, TypeError):
+        return _count_fields(request, most)
+    except (AttributeError, RecursionError, TypeError):
         return 0, 0
 
 
-def _count_fields(request: Request) -> tuple[int, int]:
+def count_prompts(requests: Sequence[Request]) -> list[tuple[int, int]]:
+    """Count each as `count_prompt`; neighbours that share one prompt, as choices do, once."""
+    counts: list[tuple[int, int]] = []
+    for at, request in enumerate(requests):
+        is_choice = at > 0 and _is_prompt_shared(request, requests[at - 1])
+        counts.append(counts[-1] if is_choice else count_prompt(request))
+    return counts
+
+
+def _is_prompt_shared(one: Request, other: Request) -> bool:
+    if not isinstance(one, GenerationRequest) or not isinstance(other, GenerationRequest):
+        return False
+    return (
+        one.input_ids is other.input_ids
+        and one.rendered_prompt is other.rendered_prompt
+        and one.prompt is other.prompt
+        and one.messages is other.messages
+        and one.tools is other.tools
+    )
+
+
+def _count_fields(request: Request, most: float) -> tuple[int, int]:
     if isinstance(request, LoglikelihoodRequest):
         ids = [*(request.context_input_ids or ()), *(request.continuation_input_ids or ())]
+        parts = [*(request.messages or ())]
         text = len(request.context) + len(request.continuation)
-        return text + _count_messages(request.messages), len(ids)
+        return text + (count_text(parts, most) if parts else 0), len(ids)
     if isinstance(request, RollingLoglikelihoodRequest):
         return (0, len(request.input_ids)) if request.input_ids else (len(request.text), 0)
     if request.input_ids is not None:
         return 0, len(request.input_ids)
     text = len(request.rendered_prompt or request.prompt or "")
-    return text + _count_messages(request.messages), 0
+    parts = [*(request.messages or ()), *(request.tools or ())]
+    return text + (count_text(parts, most) if parts else 0), 0
 
 
-def estimate_cost(request: Request, max_model_len: int | None) -> float:
-    """Estimate the tokens of a request before it runs, generated ones by its limit."""
-    characters, ids = count_prompt(request)
+def estimate_cost(request: Request, size: tuple[int, int], max_model_len: int | None) -> float:
+    """Estimate the tokens of a request before it runs, generated ones by its limit.
+
+    `size` is the `count_prompt` of it.
+    """
+    characters, ids = size
     cost = 1.0 + ids + characters / _CHARACTERS
     if isinstance(request, GenerationRequest):
         longest = request.max_new_tokens if max_model_len is None else max_model_len
@@ -174,14 +213,34 @@ def find_saving(request: Request, output: Output, max_model_len: int | None) -> 
     if output.completion_tokens is None:
         return 0.0
     limit = request.max_new_tokens
-    limit = limit if max_model_len is None else min(limit, max_model_len)
-    return float(_GENERATED * max(0, limit - output.completion_tokens))
+    with suppress(TypeError):  # a malformed limit
+        limit = limit if max_model_len is None else min(limit, max_model_len)
+        return float(_GENERATED * max(0, limit - output.completion_tokens))
+    return 0.0
 
 
-def _count_messages(messages: Sequence[Message] | None) -> int:
-    length = 0
-    for message in messages or ():
-        content: Any = message.get("content") or ""
-        parts = [content] if isinstance(content, str) else [one.get("text") for one in content]
-        length += sum(len(part or "") for part in parts)
-    return length
+def count_text(value: Any, most: float = math.inf) -> int:
+    """Count the characters of all texts in a JSON value, at any depth, names of fields included.
+
+    A chat template may write any of them. Anything without a text counts as one. Counting ends
+    beyond `most`.
+    """
+    if isinstance(value, str):
+        return len(value) or 1
+    if isinstance(value, _LISTS):
+        parts = iter(cast("Sequence[Any]", value))
+    elif isinstance(value, _NUMBERS) or not isinstance(value, Mapping):
+        return 1
+    else:
+        entries = cast("Mapping[Any, Any]", value)
+        parts = chain(entries, entries.values())
+    total = 0
+    for part in parts:
+        total += count_text(part, most - total)
+        if total > most:
+            break
+    return total or 1
+
+
+_LISTS, _NUMBERS = (list, tuple), (int, float)
+"""Known before the slower check for a mapping: a body can have millions of them."""

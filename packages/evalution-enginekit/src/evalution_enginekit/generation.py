@@ -168,9 +168,8 @@ class Completion:
         self.finish = "stop" if self._matcher.cut is not None else reason
 
     def _find_kept_ids(self) -> list[int]:
-        if self._matcher.cut is None:
+        if (cut := self._matcher.cut) is None:
             return list(self._ids)
-        cut = self._matcher.cut
         return [i for i, start in zip(self._ids, self._starts, strict=True) if start < cut]
 
     def _find_certain_ids(self, certain: int) -> list[int]:
@@ -261,13 +260,13 @@ class Detokenizer:
 
     def flush(self) -> str:
         """Return the rest when no more tokens come; an incomplete character reads U+FFFD."""
-        if self._read == len(self._ids):
-            return ""
-        return self._advance(self._decode_part(self._context, len(self._ids)))
+        text = self._decode_part(self._context, len(self._ids))
+        return self._advance(text) if self._read < len(self._ids) else ""
 
     def _advance(self, text: str) -> str:
-        piece = text[len(self._context_text) :]
-        self._context, self._read = self._read, len(self._ids)
+        old, end = self._context_text, len(self._ids)  # broken bytes may have taken it along
+        piece = text[len(old) :] if text.startswith(old) else self._decode_part(self._read, end)
+        self._context, self._read, self.held = self._read, end, 0
         self._context_text = self._decode_part(self._context, self._read)
         return piece
 
@@ -441,17 +440,18 @@ class GenerationLoop:
             self._release(event.key)
             return
         completion, job = running.completion, running.job
-        completion.take(event)
-        if job.is_live and (delta := completion.delta()) is not None:
-            running.stream.deliver_part(event.key, delta)
-        if completion.finish is None:
-            return
         try:
-            output = completion.output(job.prompt_text, job.metadata, job.truncated_tokens)
+            with runtime_errors("reading the generated tokens"):
+                completion.take(event)
+                if job.is_live and (delta := completion.delta()) is not None:
+                    running.stream.deliver_part(event.key, delta)
+                if completion.finish is None:
+                    return
+                output = completion.output(job.prompt_text, job.metadata, job.truncated_tokens)
         except EvalutionError as error:
             output = RequestFailure(error, job.metadata)
         running.stream.deliver(event.key, output)
-        if completion.is_cut:
+        if completion.is_cut or completion.finish is None:
             self._late[event.key] = 0
         else:
             self._release(event.key)

@@ -39,7 +39,6 @@ _COMMON = b" etaoinshrdlucmfwypvbgk.,\n0123456789AB"
 
 MOCK_CAPABILITIES = frozenset(Capability) - {
     Capability.BEAMS,
-    Capability.TOOLS,
     Capability.MULTIMODAL,
     Capability.ATTACH,
 }

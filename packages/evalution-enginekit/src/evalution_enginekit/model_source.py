@@ -246,6 +246,9 @@ def find_checkpoint_dtype(config: Mapping[str, Any], folder: Path | None) -> str
     Args:
         config: the content of `config.json`.
         folder: where the weights are, as far as they are here.
+
+    Raises:
+        ConfigurationError: a file of weights is damaged, or a pointer to one.
     """
     text = cast("Mapping[str, Any]", config.get("text_config") or {})
     declared = (part.get(key) for part in (config, text) for key in ("dtype", "torch_dtype"))
@@ -256,12 +259,34 @@ def find_checkpoint_dtype(config: Mapping[str, Any], folder: Path | None) -> str
 def _read_stored_dtype(folder: Path) -> str | None:
     """Return the type of the first floats in a folder of safetensors files."""
     for file in sorted(folder.glob("*.safetensors")):
-        with file.open("rb") as stream:
-            header: Any = json.loads(stream.read(int.from_bytes(stream.read(8), "little")))
-        types = (_STORED.get(entry.get("dtype")) for entry in header.values())
+        entries = _read_header(file).values()
+        types = (_STORED.get(str(entry.get("dtype"))) for entry in entries)
         if found := next(filter(None, types), None):
             return found
     return None
+
+
+def _read_header(file: Path) -> dict[str, dict[str, Any]]:
+    """Read the description of the tensors in a safetensors file."""
+    with file.open("rb") as stream:
+        start, size = stream.read(8), file.stat().st_size
+        length = int.from_bytes(start, "little")
+        if start == b"version ":
+            raise ConfigurationError(
+                f"{file} is a pointer of Git LFS in place of the weights; fetch them with "
+                "`git lfs pull` in that folder, or download the model again"
+            )
+        try:
+            header: Any = json.loads(stream.read(length) if 8 + length <= size else b"")
+        except (ValueError, RecursionError):
+            header = None
+    entries = cast("dict[str, Any]", header if isinstance(header, dict) else {"": None})
+    if not all(isinstance(entry, dict) for entry in entries.values()):
+        raise ConfigurationError(
+            f"{file} is cut short or no safetensors file: it has {size:,} bytes and no header that "
+            "can be read; copy it again"
+        )
+    return entries
 
 
 _NUMBER = re.compile(r"\d+")

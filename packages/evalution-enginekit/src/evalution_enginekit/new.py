@@ -14,8 +14,11 @@ import tomllib
 from importlib.metadata import distributions
 from importlib.resources import files
 from importlib.resources.abc import Traversable
+from io import StringIO
 from itertools import groupby
 from pathlib import Path, PurePosixPath
+from token import NAME
+from tokenize import generate_tokens
 
 from evalution_core import ConfigurationError
 
@@ -47,7 +50,7 @@ def write_engine(name: str, into: Path, class_name: str | None = None) -> list[P
 
     Raises:
         ConfigurationError: a name can't be one of a distribution, a module or a class, or the
-            folder is there already.
+            folder is there already; or one is taken by Python, or by the engine's own code.
     """
     name = name.removeprefix("evalution-")
     if not _NAME.fullmatch(name):
@@ -69,9 +72,11 @@ def write_engine(name: str, into: Path, class_name: str | None = None) -> list[P
         )
     if folder.exists():
         raise ConfigurationError(f"{folder} exists already; choose another name, or another --into")
+    template = _read_template(files("evalution_enginekit").joinpath("engine_template"))
+    _check_names(template, name, title)
     sources = _IN_WORKSPACE if find_workspace(folder) else _ALONE
     written: list[Path] = []
-    for path, text in _read_template(files("evalution_enginekit").joinpath("engine_template")):
+    for path, text in template:
         if path.name == "pyproject.toml":
             text += sources
         file = folder / _rename(str(path), name, title)
@@ -109,6 +114,26 @@ def _read_template(folder: Traversable, at: str = ".") -> list[tuple[PurePosixPa
         elif entry.name.endswith(".in"):
             found.append((PurePosixPath(path.removesuffix(".in")), entry.read_text("utf-8")))
     return found
+
+
+def _check_names(template: list[tuple[PurePosixPath, str]], name: str, title: str) -> None:
+    """Refuse names that mean something else in the template's code."""
+    code = [text for path, text in template if path.suffix == ".py"]
+    words = {
+        token.string
+        for text in code
+        for token in generate_tokens(StringIO(text).readline)
+        if token.type == NAME
+    }
+    own = {word for word in words if "acme" in word.lower()}
+    for word in sorted(own):
+        renamed = _rename(word, name, title)
+        if renamed in words - own or keyword.iskeyword(renamed):
+            asked = f"the class {title!r}" if "Acme" in word else f"an engine named {name!r}"
+            raise ConfigurationError(
+                f"{asked} would be {renamed} in its code, which means something else there; "
+                "choose another name"
+            )
 
 
 def _rename(text: str, name: str, title: str) -> str:

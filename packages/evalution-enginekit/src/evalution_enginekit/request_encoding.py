@@ -80,6 +80,10 @@ class RequestValidator:
     def check_generation(self, request: GenerationRequest) -> None:
         _check_type(request, GenerationRequest)
         self._need(Capability.GENERATE, "generate", asked=True)
+        if request.tools is not None:
+            _check(_is_list(request.tools), "tools", "a list of dicts", request.tools)
+            for tool in request.tools:
+                _check(_is_dict(tool), "a tool", "a dict", tool)
         if request.input_ids is not None:
             self._check_ids("input_ids", request.input_ids)
         elif request.rendered_prompt is not None:
@@ -88,6 +92,11 @@ class RequestValidator:
             self._check_messages(request.messages)
         elif request.prompt is not None:
             _check_text("prompt", request.prompt)
+            if request.tools:
+                raise InvalidRequestError(
+                    "tools need messages: the model's chat template writes them into the prompt, "
+                    "and prompt is taken as it is; give messages, or the rendered_prompt with tools"
+                )
         else:
             raise InvalidRequestError(
                 "a generation request needs input_ids, rendered_prompt, messages or prompt"
@@ -98,10 +107,6 @@ class RequestValidator:
         for name in ("do_sample", "ignore_eos", "add_generation_prompt"):
             value = getattr(request, name)
             _check(type(value) is bool, name, "True or False", value)
-        if request.tools is not None:
-            _check(_is_list(request.tools), "tools", "a list of dicts", request.tools)
-            for tool in request.tools:
-                _check(_is_dict(tool), "a tool", "a dict", tool)
         _check(_is_dict(request.metadata), "metadata", "a dict", request.metadata)
         self._need(Capability.BEAMS, f"num_beams={request.num_beams}", asked=request.num_beams > 1)
         self._need(Capability.IGNORE_EOS, "ignore_eos", asked=request.ignore_eos)
@@ -174,7 +179,7 @@ class RequestValidator:
     def _check_sampling(self, request: GenerationRequest) -> None:
         temperature, top_p = request.temperature, request.top_p
         is_valid = _is_number(temperature) and temperature >= 0
-        _check(is_valid, "temperature", ">= 0", temperature)
+        _check(is_valid, "temperature", ">= 0 and below 1e300", temperature)
         is_valid = _is_number(top_p) and 0 < top_p <= 1
         _check(is_valid, "top_p", "above 0 and at most 1", top_p)
         _check_int("top_k", request.top_k, least=0)
@@ -277,7 +282,7 @@ def _is_list(value: object) -> bool:
 
 
 def _is_number(value: object) -> bool:
-    return type(value) in (int, float) and math.isfinite(value)  # pyright: ignore[reportArgumentType]
+    return type(value) in (int, float) and abs(cast("float", value)) < 1e300
 
 
 J = TypeVar("J")
@@ -354,10 +359,8 @@ class RequestEncoder:
 
     def encode_rolling(self, request: RollingLoglikelihoodRequest) -> list[TokenSpan]:
         self._validator.check_rolling(request)
-        if request.input_ids is not None:
-            token_ids = list(request.input_ids)
-        else:
-            token_ids = self._tokenizer.encode(request.text)
+        given = request.input_ids
+        token_ids = self._tokenizer.encode(request.text) if given is None else list(given)
         token_ids = strip_leading(self._tokenizer, token_ids)
         leading = conditioning_id(self._tokenizer)
         self._check_vocabulary([leading, *token_ids])
@@ -390,11 +393,8 @@ class RequestEncoder:
         if request.rendered_prompt is not None:
             text = request.rendered_prompt
         elif request.messages is not None:
-            text = self._render(
-                request.messages,
-                add_generation_prompt=request.add_generation_prompt,
-                tools=request.tools,
-            )
+            adds, tools = request.add_generation_prompt, request.tools
+            text = self._render(request.messages, add_generation_prompt=adds, tools=tools)
         else:
             text = request.prompt or ""
         token_ids = encode_with_leading(tokenizer, text) or [conditioning_id(tokenizer)]

@@ -264,7 +264,6 @@ def parse_model_fields(option: str, pairs: Sequence[str] | None) -> dict[str, An
 
 SERVING_CAPABILITIES = frozenset(Capability) - {
     Capability.BEAMS,
-    Capability.TOOLS,
     Capability.MULTIMODAL,
     Capability.ATTACH,
     Capability.DISTRIBUTIONS,

@@ -5,11 +5,14 @@ Needs NumPy, which such an engine brings along.
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from evalution_core import EngineRuntimeError
 from evalution_enginekit.generation import TokenEvent, TokenPrompt
+from evalution_enginekit.planning import check_logprobs
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -30,23 +33,29 @@ class TokenChoice:
         self._generator = np.random.default_rng(prompt.seed) if prompt.do_sample else None
         self._left = prompt.max_new_tokens
         self.is_done = False
-        """True once a token was a stop id or the last one allowed."""
+        """True once a token was a stop id or the last one allowed, or there was an error."""
 
     def take(self, logits: NDArray[np.floating[Any]]) -> TokenEvent:
         """The next token from its logits [vocabulary], as `next_token` chooses it.
 
-        With the log-probabilities that the prompt asks for, computed in float64.
+        With the log-probabilities that the prompt asks for, computed in float64. Logits that give
+        none end the prompt: the event has the error, and a token that means nothing.
         """
         prompt = self._prompt
         self._left -= 1
-        token_id = next_token(
-            logits,
-            do_sample=prompt.do_sample,
-            temperature=prompt.temperature,
-            top_p=prompt.top_p,
-            top_k=prompt.top_k,
-            generator=self._generator,
-        )
+        try:
+            token_id = next_token(
+                logits,
+                do_sample=prompt.do_sample,
+                temperature=prompt.temperature,
+                top_p=prompt.top_p,
+                top_k=prompt.top_k,
+                generator=self._generator,
+            )
+        except EngineRuntimeError as error:
+            self.is_done = True
+            # Without its frames, which hold the logits.
+            return TokenEvent(prompt.key, [0], error=error.with_traceback(None))
         self.is_done = token_id in prompt.stop_ids or self._left <= 0
         if prompt.logprobs is None:
             return TokenEvent(prompt.key, [token_id])
@@ -67,7 +76,7 @@ def next_token(
     top_k: int = 0,
     generator: np.random.Generator | None = None,
 ) -> int:
-    """Return the id of the next token, given the finite `logits` [vocab] of its position.
+    """Return the id of the next token, given the `logits` [vocab] of its position.
 
     Without `do_sample` it is the lowest id among those with the largest logit, whatever the other
     settings. With it, the logits pass temperature, `top_k` and `top_p` in the order of
@@ -81,14 +90,21 @@ def next_token(
     with every one of them.
 
     The settings are those of a valid request; `generator` is needed with `do_sample` alone.
+
+    Raises:
+        WrongScoresError: a logit is NaN, or the largest is infinite.
     """
+    likeliest = int(logits.argmax())
+    top = float(logits[likeliest])  # NaN where any of them is
+    if not math.isfinite(top):
+        check_logprobs([top - top])
     if not do_sample or temperature == 0:
-        return int(logits.argmax())
+        return likeliest
     assert generator is not None
     times = generator.standard_exponential(len(logits))
     # The top logit becomes 0 before the division, so that a tiny temperature can't overflow it.
     with np.errstate(over="ignore", divide="ignore"):
-        scaled = (logits.astype(np.float64) - float(logits.max())) / temperature
+        scaled = (logits.astype(np.float64) - top) / temperature
         leads = scaled - np.log(times)
     if top_k == 0 and top_p >= 1:
         return int(leads.argmax())

@@ -87,7 +87,8 @@ class _Chunk:
 class ScoringLoop:
     """Gives the engine a chunk of one stream after the other, and advances it step by step.
 
-    A chunk that fails is tried again in halves, so that one poisoned span costs itself alone. After
+    A chunk that fails is tried again in halves, so that one poisoned span costs itself alone; one
+    with a score that is not a number as well, which attention spreads within a pass. After
     a few lone failures in a row the span that scored last is scored again: if it fails too, the
     runtime is taken for dead, and the stream ends.
     """
@@ -170,6 +171,8 @@ class ScoringLoop:
         found = list(scores or ())
         if len(found) > len(chunk.rest):
             raise EngineRuntimeError(f"scored more than the {len(chunk.jobs)} spans there were")
+        if len(chunk.rest) > 1 and any(map(_is_nan, found)):
+            raise WrongScoresError("a score is not a number")
         results = [
             (number, job.span, _conclude(job, score))
             for (number, _, job), score in zip(chunk.rest, found, strict=False)
@@ -238,6 +241,13 @@ class ScoringLoop:
             for chunk in ended:
                 for number, _, _ in chunk.rest:
                     chunk.stream.release(number)
+
+
+def _is_nan(score: TokenScore | EvalutionError) -> bool:
+    if not isinstance(score, TokenScore):
+        return False
+    values = cast("Sequence[float | None]", score.logprobs)
+    return any(value is not None and math.isnan(value) for value in values)
 
 
 def _conclude(job: ScoringJob, score: TokenScore | EvalutionError) -> Any:

@@ -22,7 +22,7 @@ from dataclasses import dataclass, field
 from operator import attrgetter
 from typing import Any, Generic, Protocol, TypeVar
 
-from evalution_core import EngineRuntimeError, EvalutionError
+from evalution_core import EngineRuntimeError, EvalutionError, InvalidRequestError
 from evalution_core.encoding import TokenSpan
 from evalution_core.requests import FinishReason
 from evalution_enginekit.generation import TokenEvent, TokenPrompt
@@ -425,32 +425,6 @@ class SpanGroup:
         return len(self.fed) - self.start
 
 
-def group_spans(spans: Sequence[TokenSpan], *, listed_limit: int) -> list[SpanGroup]:
-    """Group neighbours that differ in their last token alone; keep the order of `spans`.
-
-    A span that wants the likeliest tokens is a group by itself.
-
-    `listed_limit` is the number of tokens that a request can list; 1 if the runtime lists none.
-    """
-    groups: list[list[TokenSpan]] = []
-    for span in spans:
-        if groups and len(groups[-1]) < listed_limit and _can_share(groups[-1][0], span):
-            groups[-1].append(span)
-        else:
-            groups.append([span])
-    return [SpanGroup(tuple(group)) for group in groups]
-
-
-def _can_share(one: TokenSpan, other: TokenSpan) -> bool:
-    return (
-        one.top_logprobs is None
-        and other.top_logprobs is None
-        and one.start == other.start
-        and len(one.token_ids) == len(other.token_ids)
-        and list(one.fed) == list(other.fed)
-    )
-
-
 ServingRequest = TokenPrompt | SpanGroup
 P = TypeVar("P")
 
@@ -462,7 +436,8 @@ class FixedBatchRequests(Generic[P]):
 
     Args:
         prepare: makes a request of the runtime; an `EvalutionError` of it is that request's alone.
-        run: runs prepared requests, and yields one finished update for each.
+        run: runs prepared requests, and yields one finished update for each; raises an
+            `InvalidRequestError` where the runtime refuses one of them.
         flush: empties the runtime's cache of prefixes.
     """
 
@@ -472,9 +447,7 @@ class FixedBatchRequests(Generic[P]):
         run: Callable[[Sequence[P]], Iterable[RequestUpdate]],
         flush: Callable[[], object] = lambda: None,
     ):
-        self._prepare = prepare
-        self._run = run
-        self._flush = flush
+        self._prepare, self._run, self._flush = prepare, run, flush
         self._waiting: dict[str, P] = {}
 
     def generate(self, request_id: str, prompt: TokenPrompt) -> None:
@@ -484,8 +457,24 @@ class FixedBatchRequests(Generic[P]):
         self._waiting[request_id] = self._prepare(request_id, group)
 
     def advance(self) -> Iterable[RequestUpdate]:
-        batch, self._waiting = list(self._waiting.values()), {}
-        return self._run(batch) if batch else ()
+        for update in self._run_apart(list(self._waiting)):
+            # It waits until it is answered: a failed batch is run again for those who are left.
+            self._waiting.pop(update.request_id, None)
+            yield update
+        if self._waiting:
+            raise EngineRuntimeError(f"the runtime left {len(self._waiting)} requests unanswered")
+
+    def _run_apart(self, names: Sequence[str]) -> Iterator[RequestUpdate]:
+        """Run a batch; if one is refused, which its error doesn't name, run each one alone."""
+        batch = {name: self._waiting[name] for name in names if name in self._waiting}
+        try:
+            yield from self._run(list(batch.values())) if batch else ()
+        except InvalidRequestError as error:
+            if len(batch) == 1:
+                yield RequestUpdate.from_error(next(iter(batch)), error)
+            else:
+                for name in batch:
+                    yield from self._run_apart([name])
 
     def abort(self, request_ids: Sequence[str]) -> None:
         for name in request_ids:

@@ -29,7 +29,7 @@ from evalution_enginekit.model_source import (
 from evalution_enginekit.runtime import ServingOptions, shorten_error
 from evalution_enginekit.runtime_thread import runtime_errors
 from evalution_enginekit.scoring import SpanScores
-from evalution_enginekit.serving import ServingLoop, ServingRuntime, SpanGroup, group_spans
+from evalution_enginekit.serving import ServingLoop, ServingRuntime, SpanGroup
 from evalution_enginekit.serving_rows import generate_rows
 from evalution_enginekit.session import TokenSession
 from evalution_enginekit.tokenizer import HFTokenizer, Tokenizer, load_tokenizer
@@ -298,3 +298,29 @@ class ServingSession(TokenSession):
         # They hold the runtime, whose memory is freed only once nothing refers to it.
         del self._loop, self._requests
         self._resources.close()
+
+
+def group_spans(spans: Sequence[TokenSpan], *, listed_limit: int) -> list[SpanGroup]:
+    """Group neighbours that differ in their last token alone; keep the order of `spans`.
+
+    A span that wants the likeliest tokens is a group by itself.
+
+    `listed_limit` is the number of tokens that a request can list; 1 if the runtime lists none.
+    """
+    groups: list[list[TokenSpan]] = []
+    for span in spans:
+        if groups and len(groups[-1]) < listed_limit and _can_share(groups[-1][0], span):
+            groups[-1].append(span)
+        else:
+            groups.append([span])
+    return [SpanGroup(tuple(group)) for group in groups]
+
+
+def _can_share(one: TokenSpan, other: TokenSpan) -> bool:
+    return (
+        one.top_logprobs is None
+        and other.top_logprobs is None
+        and one.start == other.start
+        and len(one.token_ids) == len(other.token_ids)
+        and list(one.fed) == list(other.fed)
+    )

@@ -3,7 +3,8 @@
 Templates come with checkpoints, so they are foreign code. Jinja's sandbox keeps them from Python,
 but lets them run on and fill the memory. Here each turn of a loop, operation, filter and call
 counts against a budget of processor time and of text, and what can make a long text of short ones
-in one step is checked before. Jinja is an extra: this module is imported when one is rendered.
+in one step, or take long over it, is checked before. Jinja is an extra: this module is imported
+when one is rendered.
 """
 
 from __future__ import annotations
@@ -11,22 +12,23 @@ from __future__ import annotations
 import json
 import re
 import time
-from collections.abc import Callable, Generator, Iterable
+from collections.abc import Callable, Generator, Iterable, Mapping, Set, ValuesView
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
 from datetime import datetime
 from functools import wraps
-from types import BuiltinMethodType, MethodType
+from types import BuiltinMethodType, GeneratorType, MethodType
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import jinja2
-from jinja2 import nodes, pass_context
+from jinja2 import filters, nodes, pass_context, pass_eval_context
 from jinja2.exceptions import SecurityError
 from jinja2.ext import Extension, loopcontrols
 from jinja2.meta import find_undeclared_variables
-from jinja2.runtime import Context
+from jinja2.runtime import Context, LoopContext, Macro
 from jinja2.sandbox import ImmutableSandboxedEnvironment
+from jinja2.utils import Joiner, Namespace
 from jinja2.visitor import NodeTransformer
 
 if TYPE_CHECKING:
@@ -44,14 +46,28 @@ MOST_BITS = 1 << 16
 """Bits of a number."""
 
 T = TypeVar("T")
-_LONG = 1 << 12
 _TOO_WIDE = f"a width, indent or precision is above {WIDEST_FIELD}"
-_WIDE_FIELD = re.compile(r"%[^a-zA-Z%]*\d{4}|\{[^{}]*:[^{}]*\d{4}")
-_WIDTH_BY_VALUE = re.compile(r"%[^a-zA-Z%]*\*|\{[^{}]*\{")
+_FIELDS = {
+    "%": re.compile(r"%(?:\([^()]*+\))?+[-#0 +]*+([0-9*]*+)\.?([0-9*]*+)[hlL]?[a-zA-Z%]"),
+    "{": re.compile(r"\{[^{}:]*:[^{}]*?(\d{4,})"),
+}
+_NESTED_FIELD = re.compile(r"\{[^{}]*\{")
 _WIDE_METHODS = frozenset({"center", "expandtabs", "ljust", "rjust", "zfill"})
-_WIDE_FILTERS = frozenset({"batch", "center", "indent", "round", "slice", "tojson"})
-_REFUSED = frozenset({"encode", "fromkeys", "maketrans", "to_bytes", "translate"})
-"""Methods that make tables and bytes, which no prompt needs."""
+_WIDE_FILTERS = frozenset({"batch", "center", "indent", "round", "slice"})
+_SLOW_METHODS = ("lstrip", "rfind", "rindex", "rpartition", "rsplit", "rstrip", "strip")
+"""Those that may compare each character with each of what they look for."""
+_LINE_ENDS = "\n\r\v\f\x1c\x1d\x1e\x85\u2028\u2029"
+_TAKING_APART = (
+    "batch", "groupby", "list", "map", "max", "min", "reject", "rejectattr", "select",
+    "selectattr", "slice", "sort", "sum", "title", "unique", "wordcount",
+)  # fmt: skip
+"""Filters that make a value of each character or word of a text."""
+_REFUSED = frozenset({"encode", "fromkeys", "maketrans", "striptags", "to_bytes", "translate"})
+"""Methods that make tables and bytes, and one of web pages: no prompt needs them."""
+_REFUSED_FILTERS = {"pprint", "striptags", "urlencode", "urlize", "wordwrap", "xmlattr"}
+"""Filters for web pages, mostly, that take long or make much."""
+_HOLDERS = (Joiner, LoopContext, Namespace)
+"""Objects that hold values of any length, by the names of their attributes; printed in short."""
 
 
 @dataclass(slots=True)
@@ -63,10 +79,25 @@ class _Budget:
     def count(self, made: T) -> T:
         """Count a step, and return what it made."""
         size = 0
-        if isinstance(made, str):
-            size = len(made)
-        elif isinstance(made, list | tuple | dict):
-            size = measure_value(cast(object, made))
+        value: object = made
+        if isinstance(value, str):
+            size = len(value)
+        elif isinstance(value, list | tuple | dict | set):
+            size = measure_value(cast(object, value))
+        elif isinstance(value, int):
+            _check_bits(value.bit_length())
+        elif isinstance(value, GeneratorType):
+            return cast(T, self._count_each(cast("Generator[object]", value)))
+        return self.count_characters(made, size)
+
+    def count_copy(self, made: T) -> T:
+        """Count a text, or a list whose members are those of others."""
+        value: object = made
+        size = len(cast("list[object]", value)) if isinstance(value, list | tuple) else None
+        return self.count(made) if size is None else self.count_characters(made, 16 * size)
+
+    def count_characters(self, made: T, size: int) -> T:
+        """Count a step that made `size` characters, and return what it made."""
         self.steps += 1
         if size:
             check_size(size)
@@ -74,9 +105,13 @@ class _Budget:
             if self.characters > MOST_TEXT:
                 raise SecurityError(f"it makes more than {MOST_TEXT} characters on its way")
         # To read the clock takes as long as most steps.
-        if (size > _LONG or not self.steps % 16) and time.thread_time() > self.deadline:
+        if (size > 4096 or not self.steps % 16) and time.thread_time() > self.deadline:
             raise SecurityError(f"it takes more than {TIME_LIMIT_S:g} s of processor time")
-        return made  # pyright: ignore[reportUnknownVariableType]
+        return made
+
+    def _count_each(self, made: Iterable[object]) -> Generator[object]:
+        for member in made:
+            yield self.count(member)
 
 
 _BUDGET: ContextVar[_Budget] = ContextVar("template_budget")
@@ -92,8 +127,8 @@ def limit_rendering() -> Generator[None]:
         _BUDGET.reset(before)
 
 
-def measure_value(value: object) -> int:
-    """Return the characters in a value, and 16 for each member; stops above `LONGEST_TEXT`."""
+def measure_value(value: object, holder: int = 0) -> int:
+    """Return a value's characters, 16 for each member, `holder` more for each of `_HOLDERS`."""
     size = 0
     waiting = [value]
     while waiting and size <= LONGEST_TEXT:
@@ -101,11 +136,15 @@ def measure_value(value: object) -> int:
         size += 16
         if isinstance(found, str):
             size += len(found)
-        elif isinstance(found, list | tuple):
-            waiting += cast("list[object]", found)
-        elif isinstance(found, dict):
-            for pair in cast("dict[object, object]", found).items():
+        elif isinstance(found, int):
+            size += found.bit_length() // 3
+        elif isinstance(found, dict | Mapping):
+            for pair in cast("Mapping[object, object]", found).items():
                 waiting += pair
+        elif isinstance(found, list | tuple | Set | ValuesView):  # keys and items are sets
+            waiting += cast("Iterable[object]", found)
+        elif isinstance(found, _HOLDERS):
+            size += holder
     return size
 
 
@@ -115,67 +154,117 @@ def check_size(size: int) -> None:
         raise SecurityError(f"it makes a text or list of more than {LONGEST_TEXT} characters")
 
 
+def _check_bits(bits: float) -> None:
+    if bits > MOST_BITS:
+        raise SecurityError(f"a number has more than {MOST_BITS} bits")
+
+
+def _check_parts(text: T, parts: int | None = None) -> T:
+    """Check a text that is taken apart, by default into its characters, and return it."""
+    if isinstance(text, str):
+        check_size(len(text) + 16 * (len(text) if parts is None else parts))
+    return text
+
+
 def _check_widths(values: Iterable[object]) -> None:
     if any(isinstance(value, int) and abs(value) > WIDEST_FIELD for value in values):
         raise SecurityError(_TOO_WIDE)
 
 
-def _check_format(text: str, values: Iterable[object]) -> None:
-    members = list(values)
-    if _WIDE_FIELD.search(text):
+def _check_format(sign: str, text: str, values: Iterable[object]) -> None:
+    """Check a format by `%`, or by `{`, whose fields begin with the sign."""
+    members, text = list(values), text if sign == "%" else text.replace("{{", "")
+    widest = measure_value(members, LONGEST_TEXT if sign == "{" else 0) + WIDEST_FIELD
+    check_size(len(text) + text.count(sign) * widest)
+    sizes = {size for field in _FIELDS[sign].finditer(text) for size in field.groups()}
+    if any(len(size) > 3 for size in sizes):
         raise SecurityError(_TOO_WIDE)
-    if _WIDTH_BY_VALUE.search(text):
-        _check_widths(members)
-    check_size(len(text) + (text.count("%") + text.count("{")) * measure_value(members))
+    _check_widths(members if "*" in sizes else ())
+    if sign == "{" and _NESTED_FIELD.search(text):
+        raise SecurityError("a format has a field within a field")
+    if sign == "%" and "%" in _FIELDS[sign].sub("", text):
+        raise SecurityError("a format has a % without a type, or parentheses within a name")
 
 
-def _check_replacement(text: object, old: object = "", new: object = "", *_: object) -> None:
+def _check_replacement(text: object, old: object, new: object, *_: object, **__: object) -> None:
     check_size(len(str(text)) + str(text).count(str(old)) * len(str(new)))
 
 
-def _check_join(parts: object, separator: object = "", *_: object) -> None:
-    if isinstance(parts, str | list | tuple | dict):
-        known = cast("list[Any]", parts)
-        check_size(measure_value(known) + len(known) * len(str(separator)))
+def _check_indent(text: object, width: int | str = 4, *_: object, **__: object) -> None:
+    lines = sum(map(str(text).count, _LINE_ENDS)) + 1
+    check_size(len(str(text)) + lines * (16 + (len(width) if isinstance(width, str) else width)))
+
+
+def _check_sum(members: object, attribute: object = None, start: object = 0) -> None:
+    if not isinstance(start, int | float):  # lists would be copied for each member
+        raise SecurityError("sum starts with something else than a number")
+
+
+def _check_default(_: Any, attribute: Any, default: Any = "", *__: Any, **___: Any) -> None:
+    if len(str(default)) > WIDEST_FIELD:  # each member has a copy in lower case
+        raise SecurityError(_TOO_WIDE)
+
+
+def _check_join(parts: list[Any], separator: object) -> None:
+    check_size(measure_value(parts) + len(parts) * len(str(separator)))
+
+
+def _check_search(text: object, chars: object = None, *_: object, **__: object) -> None:
+    # Looking for a hundred characters takes as long as making one.
+    check_size(len(str(text)) * (len(str(chars)) // 100))
 
 
 def _check_operation(operator: str, left: Any, right: Any) -> None:
     if isinstance(left, int) and isinstance(right, int):
-        bits = left.bit_length() * right if operator == "**" else left.bit_length()
-        if bits > MOST_BITS:
-            raise SecurityError(f"a number has more than {MOST_BITS} bits")
+        _check_bits(left.bit_length() * right if operator == "**" else left.bit_length())
     elif operator == "*":
         text, times = (right, left) if isinstance(left, int) else (left, right)
         if isinstance(text, str | list | tuple) and isinstance(times, int):
             check_size(len(cast("str | list[Any]", text)) * times)
     elif operator == "%" and isinstance(left, str):
-        _check_format(left, cast("tuple[Any, ...]", right) if isinstance(right, tuple) else [right])
+        members = cast("tuple[Any, ...]", right) if isinstance(right, tuple) else [right]
+        _check_format("%", left, members)
 
 
-def _check_method(method: object, values: tuple[Any, ...]) -> None:
-    """Check the method of a text that can make a long one of short ones."""
+def _check_method(method: object, values: tuple[Any, ...]) -> tuple[Any, ...]:
+    """Check a method that can make a long text of short ones; return what it can be given."""
+    if isinstance(method, LoopContext) and values:
+        _check_parts(values[0])
     if not isinstance(method, BuiltinMethodType | MethodType):
-        return
+        return values
     owner, name = cast(object, method.__self__), method.__name__
     if name in _REFUSED:
         raise SecurityError(f"{name}() is not for chat templates")
-    if not isinstance(owner, str):
-        return
+    if isinstance(owner, str) and name == "join" and values:
+        values = (list(_check_parts(values[0])), *values[1:])  # a generator can be read once
+        _check_join(values[0], owner)
+    elif isinstance(owner, str):
+        _check_text_method(owner, name, values)
+    return values
+
+
+def _check_text_method(owner: str, name: str, values: tuple[Any, ...]) -> None:
     if name in _WIDE_METHODS:
         _check_widths(values)
         check_size(owner.count("\t") * WIDEST_FIELD if name == "expandtabs" else 0)
     elif name == "replace":
         _check_replacement(owner, *values)
-    elif name == "join" and values:
-        _check_join(values[0], owner)
+    elif name == "splitlines":
+        _check_parts(owner, sum(map(owner.count, _LINE_ENDS)))
+    elif name in {"split", "rsplit"}:
+        separator = next((value for value in values if isinstance(value, str) and value), None)
+        _check_parts(owner, owner.count(separator) if separator else len(owner) // 2)
+    if name in _SLOW_METHODS:
+        _check_search(owner, *(value for value in values if isinstance(value, str)))
 
 
 class _Limits(NodeTransformer):
-    """Adds the steps to a template for which Jinja has no hook: loops, `~`, lists and mappings."""
+    """Adds the steps to a template for which Jinja has no hook: loops, `~`, lists and slices."""
 
     def visit_For(self, node: nodes.For) -> nodes.Node:
         self.generic_visit(node)
-        turn = _apply_filter("count_turn", nodes.Const(None), node.lineno)
+        node.iter = _apply_filter("check_parts", cast(nodes.Expr, node.iter), node.lineno)
+        turn = _apply_filter("count_value", nodes.Const(None), node.lineno)
         node.body.insert(0, nodes.ExprStmt(turn).set_lineno(node.lineno))
         return node
 
@@ -192,6 +281,16 @@ class _Limits(NodeTransformer):
     def visit_Tuple(self, node: nodes.Tuple) -> nodes.Node:
         return self.visit_List(node) if node.ctx == "load" else node
 
+    def visit_Getitem(self, node: nodes.Getitem) -> nodes.Node:
+        self.generic_visit(node)
+        is_slice = isinstance(node.arg, nodes.Slice)
+        return _apply_filter("count_slice", node, node.lineno) if is_slice else node
+
+    def visit_Const(self, node: nodes.Const) -> nodes.Node:
+        if isinstance(node.value, int):
+            _check_bits(node.value.bit_length())
+        return node
+
 
 def _apply_filter(name: str, value: nodes.Expr, line: int) -> nodes.Filter:
     return cast(nodes.Filter, nodes.Filter(value, name, [], [], None, None).set_lineno(line))
@@ -202,9 +301,20 @@ class _GenerationTag(Extension):
 
     tags = {"generation"}  # noqa: RUF012 - as jinja2 declares it
 
-    def parse(self, parser: Parser) -> nodes.Node | list[nodes.Node]:
-        next(parser.stream)
-        return parser.parse_statements(("name:endgeneration",), drop_needle=True)
+    def parse(self, parser: Parser) -> nodes.Node:
+        line = next(parser.stream).lineno
+        body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
+        return nodes.Scope(body).set_lineno(line)
+
+
+class _Namespace(Namespace):
+    """Printed without its values, which may be namespaces that hold one another twice."""
+
+    def __init__(self, given: Any = (), /, **named: Any) -> None:
+        super().__init__(_make_dict(given, **named))
+
+    def __repr__(self) -> str:
+        return "<Namespace>"
 
 
 class TemplateEnvironment(ImmutableSandboxedEnvironment):
@@ -213,20 +323,23 @@ class TemplateEnvironment(ImmutableSandboxedEnvironment):
     Compile and render within `limit_rendering`.
     """
 
-    intercepted_binops = frozenset({"+", "*", "**", "%"})
+    intercepted_binops = frozenset({"+", "-", "*", "**", "%", "//"})
 
     def __init__(self) -> None:
         super().__init__(
-            trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols, _GenerationTag]
+            trim_blocks=True,
+            lstrip_blocks=True,
+            finalize=_print,
+            extensions=[loopcontrols, _GenerationTag],
         )
         given = cast("dict[str, Callable[..., Any]]", self.filters)
-        given = {**given, "tojson": _to_json, "count_value": _keep}
-        del given["urlize"]
-        limited = {name: _limit_filter(name, function) for name, function in given.items()}
-        self.filters = {**limited, "count_turn": _count_turn}
+        given = {**given, "join": _join, "tojson": _to_json}
+        kept = given.keys() - _REFUSED_FILTERS
+        self.filters = _STEPS | {name: _limit_filter(name, given[name]) for name in kept}
         names = cast("dict[str, Any]", self.globals)  # pyright: ignore[reportUnknownMemberType]
         del names["lipsum"], names["cycler"]
         names |= {"raise_exception": _refuse, "strftime_now": _format_now}
+        names |= {"dict": _make_dict, "namespace": _Namespace}
 
     @staticmethod
     def concat(parts: Iterable[str]) -> str:
@@ -244,15 +357,24 @@ class TemplateEnvironment(ImmutableSandboxedEnvironment):
 
     def call_binop(self, context: Context, operator: str, left: Any, right: Any) -> Any:
         """Compute an operation that may make a long text."""
-        if operator == "+":  # the sum of two is as long as both
-            return _BUDGET.get().count(left + right)
         _check_operation(operator, left, right)
-        return _BUDGET.get().count(super().call_binop(context, operator, left, right))
+        return _BUDGET.get().count_copy(super().call_binop(context, operator, left, right))
 
-    def call(self, context: Context, obj: Any, *args: Any, **kwargs: Any) -> Any:  # pyright: ignore[reportIncompatibleMethodOverride]
+    def call(self, context: Context, obj: Any, /, *args: Any, **kwargs: Any) -> Any:  # pyright: ignore[reportIncompatibleMethodOverride]
         """Call a method, macro or function."""
-        _check_method(obj, (*args, *kwargs.values()))
-        return _BUDGET.get().count(super().call(context, obj, *args, **kwargs))
+        for added in ("_block_vars", "_loop_vars"):  # by Jinja, in loops and blocks
+            kwargs.pop(added, None)
+        if isinstance(obj, Macro):  # it puts values that it has no names for in lists of its own
+            named = kwargs.keys() - obj.arguments[len(args) :]
+            _BUDGET.get().count([*args[len(obj.arguments) :], *map(kwargs.get, named)])
+        given = _check_method(obj, (*args, *kwargs.values()))[: len(args)]
+        return _BUDGET.get().count(super().call(context, obj, *given, **kwargs))
+
+    def getitem(self, obj: Any, argument: Any) -> Any:
+        """Take a member; filters do it many times in a step, by an `attribute` of many names."""
+        found = super().getitem(obj, argument)
+        size = measure_value(found) if isinstance(obj, _HOLDERS) else 0
+        return _BUDGET.get().count_characters(found, size)
 
     def wrap_str_format(self, value: Any) -> Callable[..., str] | None:
         """Return a method that formats a text, with its check; None for another method."""
@@ -262,7 +384,7 @@ class TemplateEnvironment(ImmutableSandboxedEnvironment):
         text = str(value.__self__)
 
         def check_and_format(*args: Any, **kwargs: Any) -> str:
-            _check_format(text, (*args, *kwargs.values()))
+            _check_format("{", text, (*args, *kwargs.values()))
             return wrapped(*args, **kwargs)
 
         return check_and_format
@@ -278,45 +400,94 @@ def _limit_filter(name: str, function: Callable[..., Any]) -> Callable[..., Any]
     def check_and_apply(*arguments: Any, **named: Any) -> Any:
         # Jinja gives some of its filters what they are used in.
         is_passed = isinstance(arguments[0], Context | nodes.EvalContext | jinja2.Environment)
-        values = [*arguments[is_passed:], *named.values()]
-        if name == "join" and not isinstance(values[0], str | list | tuple | dict):
-            values[0] = list(values[0])  # a generator can be read once
-            arguments = (*arguments[:is_passed], values[0], *arguments[is_passed + 1 :])
-        _check_filter(name, values)
+        _check_filter(name, list(arguments[is_passed:]), named)
         return _BUDGET.get().count(function(*arguments, **named))
 
     return check_and_apply
 
 
-def _check_filter(name: str, values: list[Any]) -> None:
-    if name == "join":
-        _check_join(*values)
-    elif name == "replace":
-        _check_replacement(*values)
-    elif name == "format":
-        _check_format(str(values[0]), values[1:])
-    elif name in _WIDE_FILTERS:
-        _check_widths(values[1:])
-    if name == "indent":
-        text, *widths = values
-        widest = max((len(w) if isinstance(w, str) else int(w) for w in widths), default=4)
-        check_size(str(text).count("\n") * widest)
+_FILTER_CHECKS: Mapping[str, Callable[..., None]] = {
+    "groupby": _check_default,
+    "indent": _check_indent,
+    "replace": _check_replacement,
+    "sum": _check_sum,
+    "trim": _check_search,
+}
+"""Checks with the parameters of their filters, so that each value goes by its name."""
 
 
-def _keep(value: Any) -> Any:
-    return value
+def _check_filter(name: str, values: list[Any], named: dict[str, Any]) -> None:
+    options = [*values[1:], *named.values()]
+    if name in _WIDE_FILTERS:
+        _check_widths(options)
+    if name in _TAKING_APART:
+        _check_parts(values[0])
+        for option in options:  # which may be the path of an attribute
+            if isinstance(option, str):
+                _check_parts(option, option.count(".") + option.count(","))
+    if name == "format":
+        _check_format("%", str(values[0]), options)
+    elif (check := _FILTER_CHECKS.get(name)) is not None:
+        check(*values, **named)
 
 
 @pass_context
-def _count_turn(context: Context, value: None) -> None:
-    """Count a turn of a loop; with the context, Jinja doesn't compute it while it compiles."""
-    _BUDGET.get().count(None)
+def _count_value(context: Context, value: Any) -> Any:
+    """Count a list, or a turn of a loop; with the context, Jinja doesn't while it compiles."""
+    return _BUDGET.get().count(value)
 
 
-def _to_json(value: Any, indent: int | None = None, **options: Any) -> str:
-    if indent is not None and indent > 16:  # each level multiplies it
+@pass_context
+def _count_slice(context: Context, value: Any) -> Any:
+    """Count the characters or members that a slice copies."""
+    return _BUDGET.get().count_copy(value)
+
+
+def _print(value: Any) -> str:
+    """Return the text that an expression prints."""
+    if isinstance(value, str):
+        return value
+    check_size(measure_value(value))
+    return _BUDGET.get().count(str(value))
+
+
+@pass_eval_context
+def _join(context: nodes.EvalContext, value: Any, d: str = "", attribute: Any = None) -> str:
+    """Join texts, or attributes of members, which must be known to be measured."""
+    parts: list[Any] = list(_check_parts(value))
+    if attribute is not None:
+        _check_parts(attribute, str(attribute).count("."))
+        take = filters.make_attrgetter(context.environment, attribute)
+        parts = [take(part) for part in parts]
+    _check_join(parts, d)
+    return filters.sync_do_join(context, parts, d)
+
+
+def _make_dict(given: Any = (), /, **named: Any) -> dict[Any, Any]:
+    """Make a mapping in steps: keys may be chosen so that each is compared with all others."""
+    pairs = cast("Any", given.items() if isinstance(given, Mapping) else given)
+    return {_BUDGET.get().count_characters(key, 0): value for key, value in pairs} | named
+
+
+_STEPS = {"count_value": _count_value, "count_slice": _count_slice, "check_parts": _check_parts}
+
+
+def _to_json(
+    value: Any,
+    ensure_ascii: bool = False,
+    indent: int | str | None = None,
+    separators: tuple[str, str] | None = None,
+    sort_keys: bool = False,
+) -> str:
+    """Write JSON with the options of Transformers' filter, part by part."""
+    width = len(indent) if isinstance(indent, str) else indent or 0
+    if max(map(len, separators or ()), default=0) > WIDEST_FIELD or width > 16:  # in each line
         raise SecurityError(_TOO_WIDE)
-    return json.dumps(value, ensure_ascii=False, indent=indent, **options)
+    encoder = json.JSONEncoder(
+        ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys
+    )
+    count = _BUDGET.get().count_characters
+    return TemplateEnvironment.concat(count(part, 0) for part in encoder.iterencode(value))
 
 
 def _refuse(message: str) -> None:
@@ -324,4 +495,6 @@ def _refuse(message: str) -> None:
 
 
 def _format_now(spelling: str) -> str:
-    return datetime.now().astimezone().strftime(spelling)
+    if len(spelling) > WIDEST_FIELD:
+        raise SecurityError(f"the format of a date has more than {WIDEST_FIELD} characters")
+    return datetime.now().strftime(spelling)

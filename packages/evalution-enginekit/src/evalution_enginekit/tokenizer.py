@@ -6,7 +6,13 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, cast, runtime_checkable
 
-from evalution_core import ConfigurationError, EngineUnavailableError, Model, TextCodec
+from evalution_core import (
+    ConfigurationError,
+    EngineUnavailableError,
+    InvalidRequestError,
+    Model,
+    TextCodec,
+)
 from evalution_core.redaction import redact_text
 from evalution_enginekit.chat import (
     ChatTemplate,
@@ -75,10 +81,26 @@ def encode_text(tokenizer: tokenizers.Tokenizer, text: str) -> list[int]:
     """Encode a text without leading ids; while a long one is encoded, other threads run.
 
     The library keeps the interpreter's lock for a text, and lets it go for a batch.
+
+    Raises:
+        InvalidRequestError: the text has a character that the vocabulary lacks, and so has its
+            token for those, or the library gives up on it.
     """
-    if len(text) <= _LONG_TEXT:
-        return tokenizer.encode(text, add_special_tokens=False).ids
-    return tokenizer.encode_batch([text], add_special_tokens=False)[0].ids
+    try:
+        if len(text) <= _LONG_TEXT:
+            return tokenizer.encode(text, add_special_tokens=False).ids
+        return tokenizer.encode_batch([text], add_special_tokens=False)[0].ids
+    except (KeyboardInterrupt, SystemExit):
+        raise
+    except BaseException as error:  # the border: a bare Exception, or a panic, which is none
+        raise _refuse_text(error) from error
+
+
+def _refuse_text(error: BaseException) -> InvalidRequestError:
+    return InvalidRequestError(
+        f"the model's tokenizer can't encode this text: {error}; copy the model's tokenizer again, "
+        "or name another as tokenizer_path"
+    )
 
 
 def load_tokenizer(
@@ -402,7 +424,7 @@ def _describe_encoding(tokenizer: Tokenizer, text: str) -> str:
     try:
         token_ids = tokenizer.encode(text)
         return f"{token_ids} (as text {tokenizer.decode(token_ids)!r})"
-    except Exception as error:  # noqa: BLE001 - the library's, as for a lack of unk_token
+    except InvalidRequestError as error:
         return f"an error ({error})"
 
 
@@ -446,7 +468,12 @@ class HFTokenizer:
         self.chat_template = _convert_chat_template(tokenizer)
 
     def encode(self, text: str) -> list[int]:
-        return self._tokenizer.encode(text, add_special_tokens=False)
+        try:
+            return self._tokenizer.encode(text, add_special_tokens=False)
+        except (KeyboardInterrupt, SystemExit):
+            raise
+        except BaseException as error:  # the border: as in `encode_text`
+            raise _refuse_text(error) from error
 
     def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
         return self._tokenizer.decode(

@@ -232,6 +232,7 @@ def _read_text(token: Any) -> str:
     return token if isinstance(token, str) else token.content
 
 
+_MOST_EXTRA_IDS = 10_000
 _FLAGS = ("content", "single_word", "lstrip", "rstrip", "normalized", "special")
 _SPACE = "\u2581"
 _BYTES = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": True}
@@ -358,10 +359,17 @@ class _Rules:
     tokens: Mapping[str, str] = field(default_factory=dict[str, str])
     model: str = "BPE"
     repeats_tokens: bool = False
-    extra_ids: int = 0
+    extra_ids: int | None = None
 
     def list_extra(self, settings: Content) -> list[str]:
-        return [f"<extra_id_{at}>" for at in range(settings.get("extra_ids", self.extra_ids))]
+        """Return the tokens that a class makes by their number; most make none."""
+        count = 0 if self.extra_ids is None else settings.get("extra_ids", self.extra_ids)
+        if type(count) is not int or count > _MOST_EXTRA_IDS:
+            raise ConfigurationError(
+                f"the tokenizer's configuration has extra_ids {count!r}; it must be a whole number "
+                f"up to {_MOST_EXTRA_IDS:,}: copy the model's tokenizer again"
+            )
+        return [f"<extra_id_{at}>" for at in range(count)]
 
 
 def _name(**tokens: str) -> dict[str, str]:

@@ -29,8 +29,13 @@ _MAGIC = b"GGUF"
 _VERSIONS = (2, 3)
 _ALIGNMENT = 32
 _MOST_DIMENSIONS = 4
-_MOST_ELEMENTS = 1 << 24
-"""Elements of an array: many times any vocabulary, and a bound on the memory for a hostile file."""
+_MOST_VALUES = 1 << 22
+"""Values of a header, with its arrays': some times those of the largest vocabulary with merges.
+
+A bound on the memory for a hostile file.
+"""
+_ENTRY_VALUES = 32
+"""Values that a key or a tensor counts as."""
 
 _SCALARS = {
     0: "B",
@@ -219,6 +224,7 @@ def _read_header(path: Path, data: mmap.mmap) -> tuple[GGUFFile, int]:
     """Return the header and the offset of the tensors' data."""
     reader = _Reader(data)
     tensor_count, entry_count = reader.read_numbers("<QQ")
+    reader.count_values(_ENTRY_VALUES * (tensor_count + entry_count))
     metadata: dict[str, Any] = {}
     for _ in range(entry_count):
         key = reader.read_string()
@@ -257,7 +263,17 @@ class _Reader:
 
     def __init__(self, data: mmap.mmap):
         self._data = data
+        self._left = _MOST_VALUES
         self.at = 8
+
+    def count_values(self, count: int) -> None:
+        """Raise `ValueError` if the header has more values than are read."""
+        self._left -= count
+        if self._left < 0:
+            raise ValueError(
+                f"its header has more than {_MOST_VALUES:,} values, where a key or tensor counts "
+                f"as {_ENTRY_VALUES}"
+            )
 
     def read_numbers(self, code: str) -> tuple[Any, ...]:
         found = struct.unpack_from(code, self._data, self.at)
@@ -290,8 +306,7 @@ class _Reader:
         least = 8 if kind == _STRING else struct.calcsize(f"<{_SCALARS[kind]}")
         if length * least > len(self._data) - self.at:
             raise EOFError
-        if length > _MOST_ELEMENTS:
-            raise ValueError(f"an array has {length:,} elements, more than {_MOST_ELEMENTS:,}")
+        self.count_values(length)
         if kind == _STRING:
             return [self.read_string() for _ in range(length)]
         return list(self.read_numbers(f"<{length}{_SCALARS[kind]}"))

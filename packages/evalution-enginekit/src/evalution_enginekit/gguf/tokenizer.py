@@ -26,6 +26,8 @@ if TYPE_CHECKING:
 _NORMAL, _UNKNOWN, _CONTROL, _USER_DEFINED, _UNUSED = 1, 2, 3, 4, 5
 _SPACE = "\u2581"
 _INSTEAD = "set tokenizer_path to the matching Hugging Face tokenizer"
+_LONGEST_TOKEN = 1024
+"""Characters of a SentencePiece token, which is cut in every place: many times those of any."""
 _ENDING_KEYS = ("eos_token_id", "eot_token_id", "eom_token_id")
 _SENTENCE_PIECE_IDS = {"unknown_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
 """Ids of a SentencePiece vocabulary that declares none, as in llama.cpp."""
@@ -85,14 +87,15 @@ def add_end_ids(tokenizer: Tokenizer, file: GGUFFile, *, ends_by_name: bool = Tr
 
 
 def read_chat_template(file: GGUFFile) -> ChatTemplate | None:
-    """Return the file's chat template with the special tokens that it may print."""
+    """Return the file's chat template, with the one for tools and the tokens that they print."""
     if file.chat_template is None:
         return None
     tokens = _read_strings(file, "tokens")
     found = {name: _find_id(file, key) for name, key in _TEMPLATE_NAMES.items()}
-    return ChatTemplate(
-        file.chat_template, {name: tokens[at] for name, at in found.items() if at is not None}
-    )
+    specials = {name: tokens[at] for name, at in found.items() if at is not None}
+    tools = file.metadata.get("tokenizer.chat_template.tool_use")
+    with_tools = tools if isinstance(tools, str) else None
+    return ChatTemplate(file.chat_template, specials, tool_source=with_tools)
 
 
 def find_end_ids(file: GGUFFile, *, by_name: bool) -> frozenset[int]:
@@ -170,9 +173,9 @@ def _build(
                 f"{file.path.name} has a tokenizer of the kind {kind!r}; byte-level BPE (gpt2) and "
                 f"SentencePiece (llama) are read: {_INSTEAD}"
             )
-    except ConfigurationError:
+    except (ConfigurationError, KeyboardInterrupt, SystemExit):
         raise
-    except Exception as error:  # the library raises bare Exception
+    except BaseException as error:  # the library raises a bare Exception, and panics, which is none
         raise ConfigurationError(
             f"the tokenizer in {file.path.name} can't be built ({error}); {_INSTEAD}"
         ) from error
@@ -212,6 +215,11 @@ def _build_sentence_piece(
         raise ConfigurationError(
             f"{file.path.name} has {len(tokens)} tokens and {len(scores)} scores for them; "
             f"{_INSTEAD}"
+        )
+    if (longest := max(map(len, vocabulary), default=0)) > _LONGEST_TOKEN:
+        raise ConfigurationError(
+            f"{file.path.name} has a token of {longest:,} characters, and no more than "
+            f"{_LONGEST_TOKEN:,} are read: the file is damaged; download it again, or {_INSTEAD}"
         )
     unknown = _find_id(file, "unknown_token_id")
     built = Tokenizer(
@@ -273,14 +281,21 @@ def _read_strings(file: GGUFFile, key: str) -> list[str]:
 def _read_token_types(file: GGUFFile) -> list[int]:
     """Return the kind of each token; all are plain if the file doesn't say."""
     count = len(_read_strings(file, "tokens"))
-    found = _read_value(file, "token_type", None)
-    return cast("list[int]", found) if found and len(found) == count else [_NORMAL] * count
+    found = _read_value(file, "token_type", [])
+    if not isinstance(found, list):
+        raise ConfigurationError(
+            f"{file.path.name} has no list as the kinds of its tokens (tokenizer.ggml.token_type): "
+            "the file is damaged; download it again, or convert the model again"
+        )
+    kinds = cast("list[int]", found)
+    return kinds if len(kinds) == count else [_NORMAL] * count
 
 
 def _find_id(file: GGUFFile, key: str) -> int | None:
     usual = _SENTENCE_PIECE_IDS.get(key) if _read_value(file, "model", None) == "llama" else None
     found = _read_value(file, key, usual)
-    return found if isinstance(found, int) and found < len(_read_strings(file, "tokens")) else None
+    count = len(_read_strings(file, "tokens"))
+    return found if isinstance(found, int) and 0 <= found < count else None
 
 
 _CONTRACTIONS = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)"
