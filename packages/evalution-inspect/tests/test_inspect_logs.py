@@ -107,6 +107,35 @@ def test_log_holds_the_settings_and_environment_of_its_run(folder: Path, tmp_pat
     assert usage.output_tokens == sum(counted["completion"] for counted in tokens)
 
 
+def test_log_of_sampled_answers_has_their_settings(folder: Path, tmp_path: Path) -> None:
+    run = read_run(folder)
+    sampling = {"temperature": 0.8, "top_p": 0.9}
+    for count, settings in ((1, (0.0, None)), (4, (0.8, 0.9))):
+        run["sums"].options |= {"num_samples": count, **sampling}
+        (path,) = write_logs(run, tmp_path, ["sums"])
+        log = read(path)
+        for config in (log.eval.model_generate_config, log.plan.config):
+            assert (config.temperature, config.top_p) == settings
+
+
+def test_solver_is_named_by_the_answers(folder: Path, tmp_path: Path) -> None:
+    run = read_run(folder)
+    for suite in run.suites:
+        suite.options = {}
+    logs = {log.eval.task: log for log in map(read, write_logs(run, tmp_path))}
+    solvers = {name: [step.solver for step in log.plan.steps] for name, log in logs.items()}
+    assert solvers == {
+        "sums": ["generate"],
+        "chat/sums": ["generate"],
+        "choices": ["loglikelihood"],
+        "prose": ["loglikelihood"],
+    }
+    suite = run["prose"]
+    suite.kept_samples, suite.samples_file, suite.n = [], None, 0
+    (path,) = write_logs(run, tmp_path, ["prose"])
+    assert read(path).plan.steps == []
+
+
 def test_messages_keep_their_roles(folder: Path, tmp_path: Path) -> None:
     (sample, *_) = read_logs(folder, tmp_path)["chat/sums"].samples
     assert [message.role for message in sample.input] == ["user"]

@@ -57,6 +57,7 @@ def get_session(model: Any) -> Any:
 def test_equal_models_share_a_session_until_the_last_closes(
     scripted: Any,
 ) -> None:
+    gc.collect()  # a model of another test would share the session, and keep it open
     first, second, other = scripted(), scripted(role="grader"), scripted(batch_size=5)
     assert get_session(first) is get_session(second)
     assert get_session(first) is not get_session(other)
@@ -152,10 +153,37 @@ def test_unenforceable_tool_settings_are_refused(
     model.api.close()
 
 
-def test_engine_without_tools_refuses_them(scripted_engine: Any) -> None:
-    model = get_model("evalution/builtin:tiny", engine="Reference", memoize=False)
-    with pytest.raises(UnsupportedRequestError, match=r"tools \(add\) and engine Reference lacks"):
+def test_engine_without_tools_refuses_them(scripted: Any, scripted_engine: Any) -> None:
+    model = scripted(lacks="tools")
+    with pytest.raises(UnsupportedRequestError, match=r"tools \(add\) and engine Scripted lacks"):
         asyncio.run(model.generate("a", tools=[scripted_engine.add()]))
+    model.api.close()
+
+
+def test_template_decides_on_tools(scripted_engine: Any, tmp_path: Path) -> None:
+    folder = tmp_path / "model"
+    shutil.copytree(builtin_path("builtin:tiny", "safetensors"), folder)
+    source = "{% if tools %}<tool_call>{{ tools | tojson }}{% endif %}{{ messages[0].content }}"
+    (folder / "chat_template.jinja").write_text(source)
+    tools = [scripted_engine.add()]
+    model = get_model(f"evalution/{folder}", engine="Reference", memoize=False)
+    config = GenerateConfig(max_tokens=2)
+    plain, given = (asyncio.run(model.generate("a", tools=t, config=config)) for t in ([], tools))
+    assert given.usage is not None
+    assert plain.usage is not None
+    assert given.usage.input_tokens > plain.usage.input_tokens + 10
+    model.api.close()
+    (folder / "chat_template.jinja").write_text("{{ messages[0].content }}")
+    (folder / "additional_chat_templates").mkdir()
+    (folder / "additional_chat_templates" / "tool_use.jinja").write_text(source)
+    model = get_model(f"evalution/{folder}", engine="Reference", memoize=False)
+    again = asyncio.run(model.generate("a", tools=tools, config=config))
+    assert again.usage is not None
+    assert again.usage.input_tokens == given.usage.input_tokens
+    model.api.close()
+    model = get_model("evalution/builtin:tiny", engine="Reference", memoize=False)
+    with pytest.raises(UnsupportedRequestError, match="template doesn't know any"):
+        asyncio.run(model.generate("a", tools=tools))
     model.api.close()
 
 

@@ -95,6 +95,10 @@ def test_text_without_calls_is_unchanged(text: str, form: Any) -> None:
     assert split_tool_calls(text, form) == (text, [])
 
 
+def _nest(levels: int) -> str:
+    return '{"name": "a", "parameters": {"b": ' + "[" * levels + "]" * levels + "}}"
+
+
 @pytest.mark.parametrize(
     ("text", "form", "why"),
     [
@@ -104,12 +108,23 @@ def test_text_without_calls_is_unchanged(text: str, form: Any) -> None:
         ('<tool_call>{"name": "a", "arguments": "b"}', "hermes", "its arguments are no JSON"),
         ('{"name": "a", "parameters": {', "llama3", "can't be read"),
         ('[{"name": 5}]', "mistral", "it has no name"),
+        (f"<tool_call>{_nest(200_000)}", "hermes", "can't be read, "),
+        (f"[TOOL_CALLS][{_nest(200_000)}]", "mistral", "can't be read, "),
+        (_nest(200_000), "llama3", "can't be read, "),
+        (_nest(100), "llama3", "its arguments have more than 100 levels"),
     ],
 )
 def test_unreadable_call_has_a_parse_error(text: str, form: Any, why: str) -> None:
     _, (call,) = split_tool_calls(text, form)
     assert call.parse_error is not None
     assert why in call.parse_error
+
+
+def test_deepest_call_that_is_read_can_be_logged() -> None:
+    _, (call,) = split_tool_calls(_nest(99), "llama3")
+    assert call.parse_error is None
+    message = ChatMessageAssistant(content="", tool_calls=[call])
+    assert message.model_dump_json().count("[") > 99
 
 
 @pytest.mark.parametrize(

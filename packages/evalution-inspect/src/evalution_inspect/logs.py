@@ -149,7 +149,7 @@ def make_suite_log(run: RunResult, suite: SuiteResult) -> EvalLog:
     return EvalLog(
         status="success",
         eval=_make_spec(run, suite.name, suite.type, suite.options, samples, metadata),
-        plan=_make_plan(suite.options),
+        plan=_make_plan(suite.options, samples),
         results=EvalResults(
             total_samples=suite.n,
             completed_samples=suite.n - suite.failed,
@@ -224,19 +224,28 @@ def _make_spec(
 
 
 def _make_generate_config(options: Mapping[str, Any]) -> GenerateConfig:
-    """Return the suite's generation settings, which are greedy; empty for one that scored."""
+    """Return the suite's generation settings; empty for one that scored, or whose are unknown.
+
+    They are greedy, unless each row has several answers.
+    """
     if "max_new_tokens" not in options:
         return GenerateConfig()
+    is_sampled = (options.get("num_samples") or 1) > 1
     return GenerateConfig(
         max_tokens=options["max_new_tokens"],
         stop_seqs=list(options.get("stop") or ()) or None,
-        temperature=0.0,
+        temperature=options.get("temperature") if is_sampled else 0.0,
+        top_p=options.get("top_p") if is_sampled else None,
     )
 
 
-def _make_plan(options: Mapping[str, Any]) -> EvalPlan:
-    solver = "generate" if "max_new_tokens" in options else "loglikelihood"
-    return EvalPlan(steps=[EvalPlanStep(solver=solver)], config=_make_generate_config(options))
+def _make_plan(options: Mapping[str, Any], samples: Sequence[EvalSample]) -> EvalPlan:
+    """Name the solver by the tokens that the answers count; without any, it is left out."""
+    counted = {name for sample in samples for name in sample.metadata["tokens"]}
+    solvers = {"generate": "completion" in counted, "loglikelihood": "scored" in counted}
+    solvers["generate"] |= "max_new_tokens" in options
+    steps = [EvalPlanStep(solver=solver) for solver, is_used in solvers.items() if is_used]
+    return EvalPlan(steps=steps, config=_make_generate_config(options))
 
 
 def _make_score(name: str, metric: MetricResult, samples: int) -> EvalScore:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, Literal, cast
 from uuid import uuid4
 
@@ -113,6 +113,8 @@ _SIGNS: tuple[tuple[ToolFormat, str, str], ...] = (
 _HERMES = re.compile(r"<tool_call>(.*?)(?:</tool_call>|\Z)", re.DOTALL)
 _UNNAMED = "unknown"
 """Inspect's own name for a call that can't be read."""
+_DEEPEST = 100
+"""Levels of lists and objects in a call's arguments; a log that has over 255 can't be written."""
 
 
 def describe_tools(tools: Sequence[ToolInfo]) -> list[dict[str, Any]]:
@@ -171,16 +173,17 @@ def _split_bare_calls(text: str, bare: str, *, opening: str) -> tuple[str, list[
         return text, []
     try:
         found: Any = json.loads(bare)
-    except ValueError:
-        return "", [_parse_call(bare)]
-    listed = cast("list[Any]", found) if isinstance(found, list) else [found]
-    return "", [_parse_call(json.dumps(one)) for one in listed]
+        listed = cast("list[Any]", found) if isinstance(found, list) else [found]
+        calls = [json.dumps(one) for one in listed]
+    except (ValueError, RecursionError):
+        calls = [bare]
+    return "", [_parse_call(call) for call in calls]
 
 
 def _parse_call(content: str) -> ToolCall:
     try:
         found: Any = json.loads(content)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         return _make_unreadable_call(content, str(error))
     if not isinstance(found, dict):
         return _make_unreadable_call(content, "it is no JSON object")
@@ -191,7 +194,17 @@ def _parse_call(content: str) -> ToolCall:
         return _make_unreadable_call(content, "it has no name")
     if not isinstance(arguments, dict):
         return _make_unreadable_call(content, "its arguments are no JSON object")
+    if _is_deeper(arguments, _DEEPEST):
+        return _make_unreadable_call(content, f"its arguments have more than {_DEEPEST} levels")
     return ToolCall(f"{name}_{uuid4().hex[:12]}", name, cast("dict[str, Any]", arguments))
+
+
+def _is_deeper(value: Any, levels: int) -> bool:
+    """Return True if lists and objects lie in more than `levels` of each other."""
+    if not isinstance(value, dict | list):
+        return False
+    held = cast("Iterable[Any]", value.values() if isinstance(value, dict) else value)
+    return levels == 0 or any(_is_deeper(one, levels - 1) for one in held)
 
 
 def _make_unreadable_call(content: str, why: str) -> ToolCall:

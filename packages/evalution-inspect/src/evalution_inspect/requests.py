@@ -238,7 +238,7 @@ class RequestWriter:
                 f"tools are given and engine {engine} doesn't show the model's chat template, nor "
                 "so the form of its tool calls; say it: -M tool_format=NAME"
             )
-        return find_tool_format(template.source)
+        return find_tool_format(template.source_with_tools)
 
     def _check_prompt_scores(self, token_ids: list[int] | None) -> None:
         lacking = {Capability.LOGLIKELIHOOD, Capability.TOKEN_IDS} - self.loaded.capabilities

@@ -12,7 +12,6 @@ from evalution_core.redaction import SECRET_FIELD
 
 CAPABILITIES = frozenset(Capability) - {
     Capability.BEAMS,
-    Capability.TOOLS,
     Capability.MULTIMODAL,
     Capability.ATTACH,
     Capability.DISTRIBUTIONS,

@@ -72,7 +72,14 @@ def test_failed_connection_is_retried(session: Any, server: Any, error: Exceptio
 
 @pytest.mark.parametrize(
     ("value", "seconds"),
-    [("7", 7.0), ("0.5", 0.5), ("date", 9.0), ("garbage", None), ("-3", None)],
+    [
+        ("7", 7.0),
+        ("0.5", 0.5),
+        ("date", 9.0),
+        ("garbage", None),
+        ("-3", None),
+        ("Mon, 01 Jan 20260000000000000000000 00:00:00 GMT", None),
+    ],
 )
 def test_retry_after_is_obeyed(
     session: Any, server: Any, clock: Any, faulty: Any, value: str, seconds: float | None

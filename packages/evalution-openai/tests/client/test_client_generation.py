@@ -313,6 +313,16 @@ def test_a_local_tokenizer_renders_encodes_and_cuts(
         bare.generate([messages])
 
 
+@pytest.mark.parametrize(("usage", "takes"), [([1], True), ({"prompt_tokens": 3}, False)])
+def test_use_of_ids_is_read_from_the_usage_if_there_is_any(
+    connect: Callable[..., Any], server: Any, usage: Any, takes: bool
+) -> None:
+    answer = {"choices": [{"text": "a", "finish_reason": "stop"}], "usage": usage}
+    server.fails("/completions", lambda _: httpx.Response(200, json=answer))
+    session = connect(scoring="none")
+    assert (Capability.TOKEN_IDS in session.capabilities) == takes
+
+
 def test_server_side_template_is_rendered_to_ids(connect: Callable[..., Any], server: Any) -> None:
     server.has_template = True
     session = connect()

@@ -33,6 +33,11 @@ NO_API = r"no server with OpenAI's routes answers at http://server\.test/v1: (/v
         (httpx.Response(200, json={"status": "ok"}), "answered without 'data': .'status': 'ok'"),
         (httpx.Response(500, text="Internal Server Error"), "answered 500: Internal Server Error"),
         (httpx.Response(404, json={"detail": "Not Found"}), "answered 404: Not Found"),
+        (httpx.Response(404, text="[" * 200_000), r"answered 404: \[{200}…"),
+        (
+            httpx.Response(404, text=f"<html>{' ' * 4096}<title>Late</title>"),
+            r"answered 404: a web page \(HTML\) with the title ''",
+        ),
     ],
 )
 def test_what_is_no_server_is_named_at_once(

@@ -276,6 +276,49 @@ def test_sglang_logprobs_start_one_token_earlier(connect: Callable[..., Any], se
     assert_tops(session)
 
 
+def own_routes(server: Any) -> dict[str, Any]:
+    """Have the scripted server score as Evalution's; what is put into the result is answered."""
+    planted: dict[str, Any] = {}
+    honest = server.routed
+    server.routes |= {"/eval/loglikelihood", "/eval/loglikelihood/rolling"}
+
+    def routed(path: str, body: dict[str, Any]) -> httpx.Response:
+        if "/eval/" not in path:
+            return honest(path, body)
+        before = body.get("context_input_ids") or [256]
+        scored = body.get("continuation_input_ids") or [98]
+        ids = [*before, *scored]
+        rows = [server.table.row(ids[:at]) for at in range(len(before), len(ids))]
+        values = [row[i] for row, i in zip(rows, scored, strict=True)]
+        answer: dict[str, Any] = {"token_logprobs": values, "token_count": len(values)}
+        if count := body.get("top_logprobs"):
+            best = [sorted(enumerate(row), key=lambda pair: -pair[1])[:count] for row in rows]
+            answer["top_logprobs"] = [{str(i): value for i, value in row} for row in best]
+        return httpx.Response(200, json=answer | planted)
+
+    server.routed = routed
+    return planted
+
+
+def test_a_wrong_answer_of_the_own_routes_is_left_out_or_named(
+    connect: Callable[..., Any], server: Any
+) -> None:
+    server.owner, planted = "evalution", own_routes(server)
+    session = connect(scoring="evalution")
+    planted |= {"token_ids": "x", "prompt_tokens": [1, 2], "truncated_tokens": {}}
+    (pair,) = session.loglikelihood([LoglikelihoodRequest("a", "b")])
+    (text,) = session.loglikelihood_rolling([RollingLoglikelihoodRequest("b")])
+    assert pair.token_count == text.token_count == 1
+    assert pair.token_ids is pair.prompt_tokens is pair.truncated_tokens is text.token_ids is None
+    planted["top_logprobs"] = [{"98": "x"}]
+    for score, request in (
+        (session.loglikelihood, LoglikelihoodRequest("a", "b", top_logprobs=1)),
+        (session.loglikelihood_rolling, RollingLoglikelihoodRequest("b", top_logprobs=1)),
+    ):
+        with pytest.raises(EngineRuntimeError, match=r"^top_logprobs: value 0 of 1 is 'x'"):
+            score([request])
+
+
 def test_stepwise_scoring_is_used_only_with_stepwise_top(
     connect: Callable[..., Any], server: Any
 ) -> None:

@@ -32,6 +32,23 @@ def test_special_tokens_are_the_templates_or_the_tokenizers(
     assert template.render(CHAT) == prompt
 
 
+@pytest.mark.parametrize(
+    ("facts", "prompt"),
+    [
+        ({}, "default"),
+        ({"tool_chat_template": None}, "default"),
+        ({"tool_chat_template": "{{ tools }}"}, "[{}]"),
+    ],
+)
+def test_template_for_tools_is_the_one_that_the_server_has_for_them(
+    facts: dict[str, Any], prompt: str
+) -> None:
+    facts = {"chat_template": "{{ tools and 'default' }}", **facts}
+    template = RemoteTokenizer(lambda path, body: {"tokens": [1]}, "", None, facts).chat_template
+    assert template is not None
+    assert template.render(CHAT, tools=[{}]) == prompt
+
+
 @pytest.mark.parametrize("field", ["prompt", "text"])
 def test_detokenized_text_is_read_in_the_forms_of_vllm_and_sglang(field: str) -> None:
     tokenizer = RemoteTokenizer(lambda path, body: {"tokens": [1], field: "say"}, "", None, {})

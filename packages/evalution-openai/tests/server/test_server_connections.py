@@ -247,6 +247,9 @@ class Wire:
     def close(self) -> None:
         self.is_closed = True
 
+    def is_closing(self) -> bool:
+        return self.is_closed
+
 
 def test_writes_of_one_loop_turn_are_sent_together() -> None:
     from evalution_openai.server.connections import _GatheringTransport
@@ -267,6 +270,23 @@ def test_writes_of_one_loop_turn_are_sent_together() -> None:
         assert wire.pieces.popleft() == b"last"
         assert wire.is_closed
         await asyncio.sleep(0)
+        assert not wire.pieces
+
+    asyncio.run(run())
+
+
+def test_what_is_written_to_a_client_that_left_is_dropped() -> None:
+    from evalution_openai.server.connections import _GatheringTransport
+
+    async def run() -> None:
+        wire: Any = Wire()
+        transport = _GatheringTransport(wire, asyncio.get_running_loop())
+        transport.write(b"head")
+        wire.close()
+        await asyncio.sleep(0)
+        transport.write(b"a" * 20_000)
+        transport.write(b"last")
+        transport.close()
         assert not wire.pieces
 
     asyncio.run(run())

@@ -138,3 +138,28 @@ def test_many_prompts_are_scored_at_once(client: httpx.Client) -> None:
         assert choice["logprobs"]["tokens"] == alone["tokens"]
         found = choice["logprobs"]["token_logprobs"][1:]
         assert found == pytest.approx(alone["token_logprobs"][1:], abs=1e-9)
+
+
+@pytest.mark.parametrize("asked", [{"logprobs": 0}, {}])
+@pytest.mark.parametrize("prompt", [[2_000_000], [[7, 8], [568]]])
+def test_echo_of_an_id_outside_the_vocabulary_is_refused(
+    client: httpx.Client, prompt: Any, asked: Any
+) -> None:
+    body = {"prompt": prompt, "echo": True, "max_tokens": 0, **asked}
+    answer = client.post("/v1/completions", json=body)
+    assert answer.status_code == 400
+    message = answer.json()["error"]["message"]
+    largest = 568 if isinstance(prompt[0], list) else 2_000_000
+    assert message == f"token id {largest} is outside the vocabulary of 568 tokens"
+
+
+def test_texts_of_as_many_tokens_as_a_vocabulary_has_are_kept(
+    mock: BaseInferenceSession, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from evalution_openai.server import serving
+    from evalution_openai.server.settings import ServerSettings
+
+    monkeypatch.setattr(serving, "_MOST_SPELLED", 3)
+    served = serving.ServedModel(mock, "mock", ServerSettings(), serving.Metrics(lambda: None))
+    assert "".join(map(served.spell, [97, 98, 99, 100, 97, 101, 102])) == "abcdaef"
+    assert len(served._spelled) <= 3  # pyright: ignore[reportPrivateUsage]

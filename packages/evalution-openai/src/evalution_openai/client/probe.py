@@ -27,7 +27,7 @@ from evalution_openai.client.listing import (
     choose_model,
     fetch_listing,
 )
-from evalution_openai.client.responses import UseOfIds
+from evalution_openai.client.responses import UseOfIds, to_mapping
 from evalution_openai.client.scoring_methods import (
     PROBE_TEXT,
     SCORING_SERVERS,
@@ -41,7 +41,7 @@ from evalution_openai.client.scoring_methods import (
     SGLangScoring,
     StepwiseScoring,
 )
-from evalution_openai.client.tokenizer import RemoteTokenizer
+from evalution_openai.client.tokenizer import RemoteTemplate, RemoteTokenizer
 from evalution_openai.options import CAPABILITIES, OpenAIOptions
 
 
@@ -121,10 +121,12 @@ class ServerProbe:
         if self.dialect.is_evalution:
             declared = self.listing.capabilities
             found |= {can for can in CAPABILITIES if can.value in declared}
-            found -= _SCORES
-        found.add(Capability.CHAT)
-        if not self.encodes and self._options.api == "completions":
-            found.discard(Capability.CHAT)
+            found -= {*_SCORES, Capability.CHAT, Capability.TOOLS}
+        if self.encodes or self._options.api != "completions":
+            found.add(Capability.CHAT)
+            template = None if self.tokenizer is None else self.tokenizer.chat_template
+            if self.renders and template is not None and not isinstance(template, RemoteTemplate):
+                found.add(Capability.TOOLS)
         if self._takes_ids:
             found.add(Capability.TOKEN_IDS)
         if self.encodes and self.max_model_len is not None:
@@ -256,8 +258,7 @@ class ServerProbe:
             raise
         except EvalutionError:
             return False
-        usage: Any = answer.get("usage") or {}
-        return usage.get("prompt_tokens", len(prompt)) == len(prompt)
+        return to_mapping(answer.get("usage")).get("prompt_tokens", len(prompt)) == len(prompt)
 
     def _sends_text(self) -> bool:
         """Return whether text is sent as it is; Evalution's server encodes by the kit's rules."""

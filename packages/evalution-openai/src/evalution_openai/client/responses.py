@@ -236,6 +236,8 @@ def _usage(answer: Fields) -> dict[str, Any]:
 
 
 _HTML = re.compile(r"\s*<(!doctype html|html)\b", re.IGNORECASE)
+_HEAD = 4096
+"""Characters of a web page that are searched for its title."""
 _TITLE = re.compile(r"<title>(.*?)</title>", re.IGNORECASE | re.DOTALL)
 _LONGEST_QUOTE = 200
 _WRONG_REQUEST = frozenset({400, 403, 413, 422})
@@ -303,7 +305,7 @@ def read_error(body: bytes) -> tuple[str, str | None]:
     text = body.decode("utf-8", "replace")
     try:
         content: Any = json.loads(text)
-    except ValueError:
+    except (ValueError, RecursionError):
         return describe_text(body) if _HTML.match(text) else quote(text), None
     code: Any = None
     for key in ("error", "detail", "message"):
@@ -320,7 +322,7 @@ def describe_text(content: bytes) -> str:
     """Describe an answer that isn't JSON: a web page by its title, anything else as it begins."""
     text = content.decode("utf-8", "replace")
     if _HTML.match(text):
-        title = _TITLE.search(text)
+        title = _TITLE.search(text[:_HEAD])
         return f"a web page (HTML) with the title {quote(title[1] if title else '')!r}"
     return f"invalid JSON: {quote(text)!r}"
 

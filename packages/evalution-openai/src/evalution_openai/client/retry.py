@@ -134,7 +134,7 @@ def parse_retry_after(headers: Mapping[str, str], today: datetime) -> float | No
         pass
     try:
         date = parsedate_to_datetime(value)
-    except ValueError:
+    except (OverflowError, ValueError):
         return None
     zoned = date if date.tzinfo is not None else date.replace(tzinfo=UTC)
     return max(0.0, (zoned - today).total_seconds())

@@ -40,6 +40,7 @@ from evalution_openai.client.responses import (
     Fields,
     ResponseReader,
     read_count,
+    read_ids,
     read_logprobs,
     to_list,
 )
@@ -129,10 +130,10 @@ class OpenAISession(RequestSession):
             math.fsum(values),
             greedy if isinstance(greedy, bool) else None,
             len(values),
-            token_ids=answer.get("token_ids"),
+            token_ids=read_ids(answer.get("token_ids")),
             token_logprobs=values,
-            prompt_tokens=answer.get("prompt_tokens"),
-            truncated_tokens=answer.get("truncated_tokens"),
+            prompt_tokens=read_count(answer.get("prompt_tokens")),
+            truncated_tokens=read_count(answer.get("truncated_tokens")),
             top_logprobs=_read_own_tops(answer, request.top_logprobs, len(values)),
         )
 
@@ -147,7 +148,7 @@ class OpenAISession(RequestSession):
         return RollingLoglikelihoodOutput(
             math.fsum(values),
             len(values),
-            token_ids=answer.get("token_ids"),
+            token_ids=read_ids(answer.get("token_ids")),
             token_logprobs=values,
             top_logprobs=_read_own_tops(answer, request.top_logprobs, len(values)),
         )
@@ -206,6 +207,8 @@ def _read_own_tops(answer: Fields, asked: int | None, count: int) -> TopLogprobs
     rows = [read_row(row) for row in to_list(answer.get("top_logprobs"))]
     if len(rows) != count or not all(rows):
         raise EngineRuntimeError(f"top_logprobs: {len(rows)} positions of {count}")
+    for row in rows:
+        read_logprobs(list(row.values()), len(row), "top_logprobs")
     return [take_top(row, min(asked, len(row))) for row in rows]
 
 

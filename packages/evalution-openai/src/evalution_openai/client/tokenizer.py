@@ -102,7 +102,9 @@ class RemoteTokenizer:
         if not isinstance(source, str):
             return None
         bound = to_mapping(facts.get("chat_template_kwargs"))
-        template = ChatTemplate(source, _read_special_tokens(facts, specials), bound)
+        tools = facts.get("tool_chat_template")
+        with_tools = tools if isinstance(tools, str) else None
+        template = ChatTemplate(source, _read_special_tokens(facts, specials), bound, with_tools)
         return template.with_variables(self._variables) if self._variables else template
 
     def _remote_template(self) -> RemoteTemplate | None:

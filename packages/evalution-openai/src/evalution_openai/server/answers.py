@@ -7,15 +7,16 @@ from abc import ABC, abstractmethod
 from collections.abc import AsyncGenerator, Callable, Iterable, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, ClassVar, Generic, Literal, NotRequired, TypeVar
 
 from typing_extensions import TypedDict
 
 from evalution_core import GenerationOutput, GenerationRequest, TextDelta
-from evalution_openai.server.bodies import GenerationBody
+from evalution_openai.server.bodies import MOST_LISTED, GenerationBody, check_listed_places
 from evalution_openai.server.errors import make_unsupported
 from evalution_openai.server.serving import ID_SPELLING, ServedModel
-from evalution_openai.server.streaming import EventStream, make_id
+from evalution_openai.server.streaming import EventStream, encode_in_steps, make_id
 
 Finish = Literal["stop", "length"] | None
 
@@ -129,6 +130,8 @@ class GenerationCall(ABC, Generic[B]):
     id_prefix: ClassVar[str]
     kind: ClassVar[str]
     chunk_kind: ClassVar[str]
+    most_listed: ClassVar[int] = MOST_LISTED
+    """Log-probabilities in one answer, or in one event of a stream."""
 
     def __init__(self, served: ServedModel, body: B, requests: Sequence[GenerationRequest]):
         self.served = served
@@ -136,58 +139,109 @@ class GenerationCall(ABC, Generic[B]):
         self.requests = requests
         self.choices = body.n or 1
         """Choices of each prompt; they are in a row."""
+        self.prompt_ids: dict[int, Sequence[int] | None] = {}
+        """Ids of the prompts that were encoded, None where they are unknown."""
 
     @property
     @abstractmethod
+    def listed(self) -> int | None:
+        """The number of likeliest tokens to list at each position; None: no log-probabilities."""
+
+    @property
     def needs_whole(self) -> bool:
         """True if a choice is sent at once: only whole outputs have log-probabilities."""
+        return self.listed is not None
+
+    async def prepare(self, outputs: Sequence[GenerationOutput]) -> None:
+        """Wait for everything that the choices need beside their outputs.
+
+        Raises:
+            ApiError: the session returned no log-probabilities.
+        """
+        for index, output in enumerate(outputs):
+            if self.listed is not None:
+                check_logprobs(output)
+            if self.body.return_token_ids:
+                await self.find_prompt_ids(index, output)
 
     @abstractmethod
-    async def make_choices(self, outputs: Sequence[GenerationOutput]) -> Sequence[ChoiceFacts]:
-        """Make the choices of a whole answer."""
-
-    async def make_whole_parts(
-        self, outputs: Sequence[GenerationOutput]
-    ) -> Sequence[Mapping[str, Any]]:
-        """Make the parts of a stream whose choices are sent at once."""
-        parts = [await self.make_part(index, output) for index, output in enumerate(outputs)]
-        return [*self.make_first_parts(), *parts]
+    def make_choice(self, index: int, output: GenerationOutput) -> Mapping[str, Any]:
+        """Make a choice of a whole answer, after `prepare`; it may take long."""
 
     @abstractmethod
-    def make_first_parts(self) -> Iterable[Mapping[str, Any]]:
+    def make_whole_part(self, index: int, output: GenerationOutput) -> Mapping[str, Any]:
+        """Make the part of a stream that is a whole choice, like `make_choice`."""
+
+    def count_places(self, output: GenerationOutput) -> int:
+        """Count the positions with log-probabilities of a choice."""
+        return len(output.token_ids or ())
+
+    @abstractmethod
+    async def make_first_parts(self) -> Iterable[Mapping[str, Any]]:
         """Make the parts that a stream begins with."""
 
     @abstractmethod
     async def make_part(self, index: int, event: TextDelta | GenerationOutput) -> Mapping[str, Any]:
         """Make the part of choice `index` for more text, or for its end."""
 
-    async def respond(self) -> dict[str, Any] | EventStream:
+    async def find_prompt_ids(self, index: int, output: GenerationOutput) -> Sequence[int] | None:
+        """Encode the prompt of choice `index` as the session did; None where that is unknown."""
+        at = index // self.choices
+        if at not in self.prompt_ids:
+            # On a thread: a long prompt must not hold up other requests.
+            encode, text = self.served.encode_prompt, output.prompt
+            self.prompt_ids[at] = await self.served.threads.run(len(text), encode, text)
+        return self.prompt_ids[at]
+
+    async def respond(self) -> dict[str, Any] | bytes | EventStream:
         """Answer as the body wants it."""
         if self.body.stream:
             return EventStream(self._chunks(), self.served.secrets)
         outputs = await self.generate()
-        return {
-            **self._make_head(self.kind),
-            "choices": await self.make_choices(outputs),
-            "usage": self._count_usage(outputs),
-        }
+        await self.prepare(outputs)
+        head, usage = self._make_head(self.kind), self._count_usage(outputs)
+
+        def make() -> dict[str, Any]:
+            choices = [self.make_choice(*pair) for pair in enumerate(outputs)]
+            return {**head, "choices": choices, "usage": usage}
+
+        return await self._finish(outputs, make)
+
+    async def _finish(
+        self, outputs: Sequence[GenerationOutput], make: Callable[[], dict[str, Any]]
+    ) -> dict[str, Any] | bytes:
+        """Make an answer or a chunk; with log-probabilities on a thread, and encode it there.
+
+        They take much more memory than their JSON, and that thread makes one at a time.
+        """
+        if self.listed is None:
+            return make()
+        places = sum(map(self.count_places, outputs))
+        check_listed_places(self.listed, places, "logprobs", self.most_listed)
+        return await self.served.threads.run(
+            places * (1 + self.listed), lambda: encode_in_steps(make())
+        )
 
     async def generate(self) -> list[GenerationOutput]:
         return await self.served.calls.complete(self.requests)
 
-    async def _chunks(self) -> AsyncGenerator[dict[str, Any]]:
+    async def _chunks(self) -> AsyncGenerator[dict[str, Any] | bytes]:
         head = self._make_head(self.chunk_kind)
         outputs: dict[int, GenerationOutput] = {}
         if self.needs_whole:
             outputs.update(enumerate(await self.generate()))
-            for part in await self.make_whole_parts(list(outputs.values())):
+            await self.prepare(list(outputs.values()))
+            for part in await self.make_first_parts():
                 yield {**head, "choices": [part]}
+            for index, output in outputs.items():
+                make = partial(self._make_whole_chunk, head, index, output)
+                yield await self._finish([output], make)
         else:
             has_begun = False
             async with aclosing(self.served.events(self.requests, deltas=True)) as events:
                 async for index, event in events:
                     # Not earlier: a prompt that the session refuses must fail the request.
-                    for part in () if has_begun else self.make_first_parts():
+                    for part in () if has_begun else await self.make_first_parts():
                         yield {**head, "choices": [part]}
                     has_begun = True
                     if isinstance(event, GenerationOutput):
@@ -196,6 +250,11 @@ class GenerationCall(ABC, Generic[B]):
         usage = self._count_usage([outputs[index] for index in range(len(self.requests))])
         if self.body.stream_options and self.body.stream_options.include_usage:
             yield {**head, "choices": [], "usage": usage}
+
+    def _make_whole_chunk(
+        self, head: Mapping[str, Any], index: int, output: GenerationOutput
+    ) -> dict[str, Any]:
+        return {**head, "choices": [self.make_whole_part(index, output)]}
 
     def _make_head(self, kind: str) -> dict[str, Any]:
         """Make the first fields of an answer and of every chunk of a stream."""
@@ -224,12 +283,6 @@ class GenerationCall(ABC, Generic[B]):
 def _total(counts: Iterable[int | None]) -> int | None:
     known = list(counts)
     return None if None in known else sum(count for count in known if count is not None)
-
-
-async def encode_prompt(output: GenerationOutput, served: ServedModel) -> list[int] | None:
-    """Encode an output's prompt as the session did; None where that is unknown."""
-    # On a thread: a long prompt must not hold up other requests.
-    return await served.threads.run(len(output.prompt), served.encode_prompt, output.prompt)
 
 
 def add_token_facts(
@@ -264,20 +317,20 @@ def make_spelling(body: GenerationBody, served: ServedModel) -> Spelling:
     return served.spell
 
 
-def read_entries(output: GenerationOutput) -> list[TokenEntry]:
-    """Read the generated tokens; the chosen one is always among the listed, as with vLLM.
-
-    Raises:
-        ApiError: the session returned no log-probabilities.
-    """
-    if output.token_ids is None or output.token_logprobs is None:
+def check_logprobs(output: GenerationOutput) -> None:
+    """Raise an `ApiError` if the session returned no log-probabilities of what it generated."""
+    if output.token_ids is None or (output.token_ids and output.token_logprobs is None):
         raise make_unsupported("this engine gave no log-probabilities of what it generated")
-    tops = output.top_logprobs or [{} for _ in output.token_ids]
+
+
+def read_entries(output: GenerationOutput) -> list[TokenEntry]:
+    """Read the generated tokens; the chosen one is always among the listed, as with vLLM."""
+    check_logprobs(output)
+    ids, values = output.token_ids or [], output.token_logprobs or []
+    tops = output.top_logprobs or [{} for _ in ids]
     return [
         TokenEntry(token_id, logprob, {**top, token_id: logprob})
-        for token_id, logprob, top in zip(
-            output.token_ids, output.token_logprobs, tops, strict=True
-        )
+        for token_id, logprob, top in zip(ids, values, tops, strict=True)
     ]
 
 

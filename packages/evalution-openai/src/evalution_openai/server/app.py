@@ -116,15 +116,16 @@ class OpenAICompatibleServer:
             assert self._engine is not None
             assert self._model is not None
             built = await asyncio.to_thread(self._engine.build, self._model)
-        if self._served is None:
-            session = built or self._session
-            assert session is not None
-            self._served = self._make_served(session)
         try:
+            if self._served is None:
+                session = built or self._session
+                assert session is not None
+                self._served = await asyncio.to_thread(self._make_served, session)
             yield
         finally:
             served, self._served = self._served, None
-            await asyncio.to_thread(served.close)  # it waits for what runs
+            if served is not None:
+                await asyncio.to_thread(served.close)  # it waits for what runs
             if built is not None:
                 await asyncio.to_thread(built.close)
 

@@ -6,11 +6,12 @@ one may change an answer.
 
 from __future__ import annotations
 
+import reprlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Annotated, Any, Literal, cast
+from typing import Annotated, Any, Literal, Self, cast
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, PrivateAttr
 
 from evalution_core import Capability, ConfigurationError, GenerationRequest
 from evalution_core.requests import Message
@@ -37,6 +38,19 @@ class Strict(BaseModel):
 
 class Body(Strict):
     model: str | None = Field(None, description="The served model's name; absent: that one.")
+    _size: int = PrivateAttr(0)
+
+    @classmethod
+    def parse(cls, text: bytes) -> Self:
+        """Parse JSON; raises pydantic's `ValidationError`."""
+        body = cls.model_validate_json(text)
+        body._size = len(text)
+        return body
+
+    @property
+    def size(self) -> int:
+        """Return the bytes of the JSON."""
+        return self._size
 
 
 class StreamOptions(Strict):
@@ -98,7 +112,7 @@ class GenerationBody(Body, Unread):
     min_p: float | None = None
     min_tokens: int | None = None
     num_beams: int | None = None
-    logit_bias: dict[str, float] | None = None
+    logit_bias: dict[str, Any] | None = None
     response_format: ResponseFormat | None = None
 
 
@@ -148,7 +162,7 @@ class ChatBody(GenerationBody):
         None,
         description="Variables that the chat template is rendered with, in addition to its own.",
     )
-    tools: list[dict[str, Any]] | None = None
+    tools: Annotated[list[dict[str, Any]], Field(fail_fast=True)] | None = None
     tool_choice: str | dict[str, Any] | None = Field(
         None, description="`none` leaves the tools out of the prompt; absent: `auto`."
     )
@@ -225,8 +239,8 @@ _NEUTRAL: dict[str, tuple[Any, ...]] = {
 """Fields that no engine supports, and their values that have no effect."""
 
 _SEEDS = 2**63
-_MOST_LISTED = 8_000_000
-"""Log-probabilities in one answer; each takes about 100 bytes while it is made."""
+MOST_LISTED, MOST_LISTED_IN_CHAT = 8_000_000, 2_500_000
+"""Log-probabilities in one answer; each takes about 100 bytes while it is made, in a chat 300."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -264,26 +278,42 @@ def check_count(count: int, served: ServedModel) -> None:
         raise ApiError(400, f"{count} prompts in one request; this server takes {limit}")
 
 
-def check_listed(requests: Sequence[GenerationRequest], served: ServedModel) -> None:
-    """Raise an `ApiError` for more log-probabilities than fit into memory."""
-    listed = max((request.logprobs or 0 for request in requests), default=0)
-    places = sum(
-        min(request.max_new_tokens, served.max_model_len or request.max_new_tokens)
-        + len(request.input_ids or ())
-        for request in requests
-    )
-    if listed > 1:
-        check_listed_places(listed, places, "logprobs")
+def check_listed(
+    body: CompletionBody | ChatBody, requests: Sequence[GenerationRequest], served: ServedModel
+) -> None:
+    """Raise an `ApiError` where more log-probabilities may come than fit into memory."""
+    if requests[0].logprobs is None:
+        return
+    listed = max(1, requests[0].logprobs)
+    limits = [request.max_new_tokens for request in requests] if listed > 1 else []
+    places = sum(min(limit, served.max_model_len or limit) for limit in limits)
+    if isinstance(body, CompletionBody) and body.echo:
+        places += sum(len(request.input_ids or ()) for request in requests)
+    check_listed_places(listed, places, "logprobs")
 
 
-def check_listed_places(listed: int, places: int, param: str) -> None:
+def check_listed_places(listed: int, places: int, param: str, most: int = MOST_LISTED) -> None:
     """Raise an `ApiError` where so many log-probabilities at each place don't fit into memory."""
-    if listed * places > _MOST_LISTED:
+    if listed * places > most:
         raise ApiError(
             400,
-            f"{listed} log-probabilities at up to {places} tokens are more than the {_MOST_LISTED} "
-            "that one answer may have; ask for fewer, or for fewer tokens or choices",
+            f"{listed} log-probabilities at up to {places} tokens are more than the {most} that "
+            "one answer may have; ask for fewer, or for fewer tokens or choices",
             param=param,
+        )
+
+
+def check_repeated(size: int, body: CompletionBody | ChatBody, served: ServedModel) -> None:
+    """Raise an `ApiError` where choices repeat too much of prompts of `size` characters and ids."""
+    repeats = body.return_token_ids or (isinstance(body, CompletionBody) and body.echo)
+    limit = served.settings.max_body_bytes
+    if repeats and size * (body.n or 1) > limit:
+        raise ApiError(
+            400,
+            f"{body.n} choices that each repeat their prompt would have {size * (body.n or 1)} "
+            f"characters or token ids of prompts, and an answer may have {limit}; ask for fewer "
+            "choices, or leave out echo and return_token_ids",
+            param="n",
         )
 
 
@@ -316,14 +346,13 @@ def count_listed(body: CompletionBody) -> int | None:
 
 def make_chat_requests(body: ChatBody, served: ServedModel) -> list[GenerationRequest]:
     """Make `n` requests of the conversation."""
-    _check_tools(body, served)
+    _check_tools(body)
     if body.top_logprobs and not body.logprobs:
         raise ApiError(400, "top_logprobs needs logprobs: true", param="top_logprobs")
     limit = body.max_completion_tokens or body.max_tokens or _default_chat_tokens(served)
     options = _read_options(body, served) | {
         "messages": dump_messages(body.messages),
         "add_generation_prompt": body.add_generation_prompt is not False,
-        "tools": None if body.tool_choice == "none" else body.tools or None,
         "max_new_tokens": limit,
         "logprobs": (body.top_logprobs or 0) if body.logprobs else None,
     }
@@ -354,14 +383,8 @@ def render_requests(
         template = template.with_variables(variables)
     except ConfigurationError as error:
         raise ApiError(400, str(error), param="chat_template_kwargs") from error
-    text = template.render(
-        first.messages or (),
-        add_generation_prompt=first.add_generation_prompt,
-        tools=first.tools,
-    )
-    return [
-        replace(request, messages=None, rendered_prompt=text, tools=None) for request in requests
-    ]
+    text = template.render(first.messages or (), add_generation_prompt=first.add_generation_prompt)
+    return [replace(request, messages=None, rendered_prompt=text) for request in requests]
 
 
 def dump_messages(messages: Sequence[ChatMessage]) -> list[Message]:
@@ -374,11 +397,11 @@ def _default_chat_tokens(served: ServedModel) -> int:
     return _CHAT_TOKENS if window is None else max(1, min(_CHAT_TOKENS, window // 2))
 
 
-def _check_tools(body: ChatBody, served: ServedModel) -> None:
-    if body.tools and Capability.TOOLS not in served.capabilities:
+def _check_tools(body: ChatBody) -> None:
+    if body.tools and body.tool_choice != "none":
         raise make_unsupported(
-            "this model's engine has no tools: leave `tools` out, or describe them in a message, "
-            "and read calls from the text",
+            "tool calls aren't parsed here, so a call would be taken for an answer: leave `tools` "
+            "out, or describe them in a message, and read calls from the text",
             param="tools",
         )
     if body.tool_choice not in (None, "none", "auto"):
@@ -394,7 +417,8 @@ def _read_options(body: GenerationBody, served: ServedModel) -> dict[str, Any]:
         value = getattr(body, name, None)
         if value is not None and value not in neutral:
             raise make_unsupported(
-                f"{name}={value!r} is not supported; leave it out, or send {neutral[0]!r}",
+                f"{name}={reprlib.repr(value)} is not supported; leave it out, or send "
+                f"{neutral[0]!r}",
                 param=name,
             )
     if body.response_format is not None and body.response_format.type != "text":

@@ -8,8 +8,9 @@ prefixes computes the prompt once.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
+from itertools import chain
 from typing import Any
 
 from evalution_core import (
@@ -19,8 +20,9 @@ from evalution_core import (
     LoglikelihoodRequest,
     TextDelta,
 )
-from evalution_enginekit.fair_queue import count_prompt
+from evalution_enginekit.fair_queue import count_prompt, count_text
 from evalution_openai.server.answers import (
+    B,
     ChatChoice,
     ChatDelta,
     ChatLogprobs,
@@ -30,17 +32,18 @@ from evalution_openai.server.answers import (
     TokenEntry,
     TokenLists,
     add_token_facts,
-    encode_prompt,
     make_chat_logprobs,
     make_spelling,
     make_token_lists,
     read_entries,
 )
 from evalution_openai.server.bodies import (
+    MOST_LISTED_IN_CHAT,
     ChatBody,
     CompletionBody,
     PromptInput,
     check_listed,
+    check_repeated,
     count_listed,
     make_chat_requests,
     make_completion_requests,
@@ -129,14 +132,26 @@ async def _find_likeliest(
 _PREFIXES = 64
 
 
-async def complete(served: ServedModel, body: CompletionBody) -> dict[str, Any] | EventStream:
+Answer = dict[str, Any] | bytes | EventStream
+
+
+async def complete(served: ServedModel, body: CompletionBody) -> Answer:
     """Answer a body at once, or as a stream."""
-    # Checking, and encoding for an echo, must not hold up other requests.
-    size = _measure(body.prompt)
-    if body.echo or size > LONG_TEXT:
-        call = await served.threads.run(size, _make_call, served, body)
+    return await _respond(served, body, _make_call, is_slow=bool(body.echo))
+
+
+async def _respond(
+    served: ServedModel,
+    body: B,
+    make: Callable[[ServedModel, B], GenerationCall[B]],
+    *,
+    is_slow: bool,
+) -> Answer:
+    # Checking, encoding for an echo, and rendering must not hold up other requests.
+    if is_slow or body.size > LONG_TEXT:
+        call = await served.threads.run(body.size, make, served, body)
     else:
-        call = _make_call(served, body)
+        call = make(served, body)
     return await call.respond()
 
 
@@ -146,6 +161,9 @@ def _make_call(served: ServedModel, body: CompletionBody) -> _CompletionCall:
     scores = body.echo and count_listed(body) is not None
     if body.max_tokens == 0 and not body.echo:
         raise ApiError(400, "max_tokens=0 needs echo: nothing else is asked", param="max_tokens")
+    check_repeated(sum(map(_measure, prompts)), body, served)
+    if body.max_tokens == 0:  # where the session sees none of the prompts
+        served.check_ids(chain.from_iterable(prompt.token_ids or () for prompt in prompts))
     if scores:
         if missing := [need.value for need in _ECHO_NEEDS if need not in served.capabilities]:
             raise make_unsupported(
@@ -163,7 +181,15 @@ def _make_call(served: ServedModel, body: CompletionBody) -> _CompletionCall:
             replace(one, ignore_eos=one.ignore_eos or one.max_new_tokens == 1) for one in requests
         ]
     served.validate(requests)
-    check_listed(requests, served)
+    check_listed(body, requests, served)
+    if body.max_tokens == 0:
+        # Once for all choices: no session counts the tokens of a prompt that is only echoed.
+        prompts = [
+            replace(prompt, token_ids=served.encode_prompt(prompt.text or ""))
+            if prompt.token_ids is None
+            else prompt
+            for prompt in prompts
+        ]
     return _CompletionCall(served, body, requests, prompts)
 
 
@@ -180,26 +206,29 @@ class _CompletionCall(GenerationCall[CompletionBody]):
         prompts: Sequence[PromptInput],
     ):
         super().__init__(served, body, requests)
-        self._prompts = prompts
-        self._listed = count_listed(body)
+        self._prompts = list(prompts)
+        self._scored: list[list[TokenEntry]] = []
+        known = enumerate(prompt.token_ids for prompt in prompts)
+        self.prompt_ids.update((at, token_ids) for at, token_ids in known if token_ids is not None)
+
+    @property
+    def listed(self) -> int | None:
+        return count_listed(self.body)
 
     @property
     def needs_whole(self) -> bool:
-        return self._listed is not None or self.body.max_tokens == 0
+        return self.listed is not None or self.body.max_tokens == 0
 
     async def generate(self) -> list[GenerationOutput]:
         if self.body.max_tokens == 0:
-            return [self._make_empty_output(index) for index in range(len(self.requests))]
+            return [await self._make_empty_output(index) for index in range(len(self.requests))]
         return await super().generate()
 
-    def _make_empty_output(self, index: int) -> GenerationOutput:
+    async def _make_empty_output(self, index: int) -> GenerationOutput:
         """Make the output of a prompt of which only the echo is wanted."""
-        prompt = self._prompts[index // self.choices]
-        token_ids = prompt.token_ids
-        if token_ids is None:
-            token_ids = self.served.encode_prompt(prompt.text or "")
+        token_ids = self._prompts[index // self.choices].token_ids
         return GenerationOutput(
-            self._echo_text(index),
+            await self._echo_text(index),
             "",
             token_ids=[],
             finish_reason="length",
@@ -207,20 +236,14 @@ class _CompletionCall(GenerationCall[CompletionBody]):
             completion_tokens=0,
         )
 
-    async def make_choices(self, outputs: Sequence[GenerationOutput]) -> Sequence[CompletionChoice]:
-        scored = await self._score_prompts()
-        parts = [(i, output, scored[i // self.choices]) for i, output in enumerate(outputs)]
-        if self._listed is None:
-            return [await self._make_choice(*part) for part in parts]
-        choices: list[CompletionChoice] = []
-        async with self.served.listing:
-            for part in parts:
-                choices.append(await self._make_choice(*part))
-                await asyncio.sleep(0)  # other requests have their turn
-        return choices
+    async def prepare(self, outputs: Sequence[GenerationOutput]) -> None:
+        await super().prepare(outputs)
+        self._scored = await self._score_prompts()
+        for index in range(len(outputs) if self.body.echo else 0):
+            await self._echo_text(index)
 
     async def _score_prompts(self) -> list[list[TokenEntry]]:
-        listed = self._listed
+        listed = self.listed
         if not self.body.echo or listed is None:
             return [[] for _ in self._prompts]
         try:
@@ -233,15 +256,17 @@ class _CompletionCall(GenerationCall[CompletionBody]):
             raise failures.exceptions[0] from None
         return [task.result() for task in tasks]
 
-    async def _make_choice(
-        self, index: int, output: GenerationOutput, scored: list[TokenEntry]
-    ) -> CompletionChoice:
-        echo = self._echo_text(index) if self.body.echo else ""
+    def count_places(self, output: GenerationOutput) -> int:
+        return super().count_places(output) + max(map(len, self._scored), default=0)
+
+    def make_choice(self, index: int, output: GenerationOutput) -> CompletionChoice:
+        at = index // self.choices
+        echo = (self._prompts[at].text or "") if self.body.echo else ""
         lists: TokenLists | None = None
-        if self._listed is not None:
-            spelling = make_spelling(self.body, self.served)
-            generated = read_entries(output) if output.token_ids != [] else []
-            lists = make_token_lists([*scored, *generated], spelling, 0 if scored else len(echo))
+        if self.listed is not None:
+            scored, spelling = self._scored[at], make_spelling(self.body, self.served)
+            entries = [*scored, *read_entries(output)]
+            lists = make_token_lists(entries, spelling, 0 if scored else len(echo))
         choice: CompletionChoice = {
             "index": index,
             "text": echo + output.text,
@@ -249,17 +274,17 @@ class _CompletionCall(GenerationCall[CompletionBody]):
             "finish_reason": output.finish_reason,
         }
         if self.body.return_token_ids:
-            add_token_facts(choice, output, await self._find_prompt_ids(index, output))
+            add_token_facts(choice, output, self.prompt_ids[at])
         return choice
 
-    async def make_whole_parts(
-        self, outputs: Sequence[GenerationOutput]
-    ) -> Sequence[CompletionChoice]:
-        return await self.make_choices(outputs)
+    def make_whole_part(self, index: int, output: GenerationOutput) -> CompletionChoice:
+        return self.make_choice(index, output)
 
-    def make_first_parts(self) -> Iterable[CompletionChoice]:
-        for index in range(len(self.requests)) if self.body.echo else ():
-            yield self._make_text_part(index, self._echo_text(index))
+    async def make_first_parts(self) -> Iterable[CompletionChoice]:
+        if self.needs_whole or not self.body.echo:
+            return []
+        echoing = range(len(self.requests))
+        return [self._make_text_part(index, await self._echo_text(index)) for index in echoing]
 
     async def make_part(self, index: int, event: TextDelta | GenerationOutput) -> CompletionChoice:
         if isinstance(event, TextDelta):
@@ -267,7 +292,7 @@ class _CompletionCall(GenerationCall[CompletionBody]):
         part = self._make_text_part(index, "")
         part["finish_reason"] = event.finish_reason
         if self.body.return_token_ids:
-            add_token_facts(part, event, await self._find_prompt_ids(index, event))
+            add_token_facts(part, event, await self.find_prompt_ids(index, event))
             part["token_ids"] = []
         return part
 
@@ -284,23 +309,22 @@ class _CompletionCall(GenerationCall[CompletionBody]):
             part["token_ids"] = list(token_ids)
         return part
 
-    async def _find_prompt_ids(self, index: int, output: GenerationOutput) -> Sequence[int] | None:
-        known = self._prompts[index // self.choices].token_ids
-        return await encode_prompt(output, self.served) if known is None else known
-
-    def _echo_text(self, index: int) -> str:
-        prompt = self._prompts[index // self.choices]
+    async def _echo_text(self, index: int) -> str:
+        at = index // self.choices
+        prompt = self._prompts[at]
         if prompt.text is not None:
             return prompt.text
-        codec = self.served.require_tokenizer("echo of token ids")
-        return codec.decode(list(prompt.token_ids or ()), skip_special_tokens=False)
+        decode = self.served.require_tokenizer("echo of token ids").decode
+        token_ids = list(prompt.token_ids or ())
+        run = self.served.threads.run
+        text = await run(len(token_ids), decode, token_ids, skip_special_tokens=False)
+        self._prompts[at] = replace(prompt, text=text)
+        return text
 
 
-def _measure(prompt: str | Sequence[str | int | Sequence[int]]) -> int:
-    """Count the characters or ids of a body's prompts."""
-    if isinstance(prompt, str) or (prompt and isinstance(prompt[0], int)):
-        return len(prompt)
-    return sum(1 if isinstance(one, int) else len(one) for one in prompt)
+def _measure(prompt: PromptInput) -> int:
+    """Count the characters or ids of a prompt."""
+    return len(prompt.text or prompt.token_ids or ())
 
 
 def _encode_prompt(prompt: PromptInput, served: ServedModel) -> PromptInput:
@@ -320,41 +344,54 @@ def _encode_prompt(prompt: PromptInput, served: ServedModel) -> PromptInput:
     return PromptInput(prompt.text, token_ids)
 
 
-async def chat(served: ServedModel, body: ChatBody) -> dict[str, Any] | EventStream:
+async def chat(served: ServedModel, body: ChatBody) -> Answer:
     """Answer a conversation at once, or as a stream."""
+    return await _respond(served, body, _make_chat, is_slow=bool(body.chat_template_kwargs))
+
+
+def _make_chat(served: ServedModel, body: ChatBody) -> _ChatCall:
+    """Make the requests; raise an `ApiError` or `EvalutionError` if they can't be served."""
     requests = make_chat_requests(body, served)
-    served.validate(requests)
-    check_listed(requests, served)
+    served.validate(requests[:1])  # choices differ in their seeds alone
+    size = sum(count_prompt(requests[0]))
+    check_repeated(size, body, served)
+    check_listed(body, requests, served)
     if variables := body.chat_template_kwargs:
-        size = sum(count_prompt(requests[0]))
-        requests = await served.threads.run(size, render_requests, requests, variables, served)
-    return await _ChatCall(served, body, requests).respond()
+        served.check_length(size + count_text(variables, served.max_text))
+        requests = render_requests(requests, variables, served)
+    return _ChatCall(served, body, requests)
 
 
 class _ChatCall(GenerationCall[ChatBody]):
     id_prefix = "chatcmpl"
     kind = "chat.completion"
     chunk_kind = "chat.completion.chunk"
+    most_listed = MOST_LISTED_IN_CHAT
 
     @property
-    def needs_whole(self) -> bool:
-        return bool(self.body.logprobs)
+    def listed(self) -> int | None:
+        return (self.body.top_logprobs or 0) if self.body.logprobs else None
 
-    async def make_choices(self, outputs: Sequence[GenerationOutput]) -> Sequence[ChatChoice]:
-        choices: list[ChatChoice] = []
-        for index, output in enumerate(outputs):
-            choice: ChatChoice = {
-                "index": index,
-                "message": {"role": "assistant", "content": output.text},
-                "logprobs": self._make_logprobs(output),
-                "finish_reason": output.finish_reason,
-            }
-            if self.body.return_token_ids:
-                add_token_facts(choice, output, await encode_prompt(output, self.served))
-            choices.append(choice)
-        return choices
+    def make_choice(self, index: int, output: GenerationOutput) -> ChatChoice:
+        choice: ChatChoice = {
+            "index": index,
+            "message": {"role": "assistant", "content": output.text},
+            "logprobs": self._make_logprobs(output),
+            "finish_reason": output.finish_reason,
+        }
+        if self.body.return_token_ids:
+            add_token_facts(choice, output, self.prompt_ids[index // self.choices])
+        return choice
 
-    def make_first_parts(self) -> Iterable[ChatPart]:
+    def make_whole_part(self, index: int, output: GenerationOutput) -> ChatPart:
+        part = _make_chat_part(index, {"content": output.text})
+        part["logprobs"] = self._make_logprobs(output)
+        part["finish_reason"] = output.finish_reason
+        if self.body.return_token_ids:
+            add_token_facts(part, output, self.prompt_ids[index // self.choices])
+        return part
+
+    async def make_first_parts(self) -> Iterable[ChatPart]:
         role: ChatDelta = {"role": "assistant", "content": ""}
         return [_make_chat_part(index, role) for index in range(len(self.requests))]
 
@@ -364,21 +401,17 @@ class _ChatCall(GenerationCall[ChatBody]):
             if self.body.return_token_ids:
                 part["token_ids"] = list(event.token_ids)
             return part
-        logprobs = self._make_logprobs(event)
-        part = _make_chat_part(index, {} if logprobs is None else {"content": event.text})
-        part["logprobs"] = logprobs
+        part = _make_chat_part(index, {})
         part["finish_reason"] = event.finish_reason
         if self.body.return_token_ids:
-            add_token_facts(part, event, await encode_prompt(event, self.served))
-            if logprobs is None:
-                part["token_ids"] = []
+            add_token_facts(part, event, await self.find_prompt_ids(index, event))
+            part["token_ids"] = []
         return part
 
     def _make_logprobs(self, output: GenerationOutput) -> ChatLogprobs | None:
-        if not self.body.logprobs:
+        if self.listed is None:
             return None
-        spelling = make_spelling(self.body, self.served)
-        return make_chat_logprobs(output, spelling, self.body.top_logprobs or 0)
+        return make_chat_logprobs(output, make_spelling(self.body, self.served), self.listed)
 
 
 def _make_chat_part(index: int, delta: ChatDelta) -> ChatPart:

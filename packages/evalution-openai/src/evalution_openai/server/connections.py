@@ -257,7 +257,8 @@ class _GatheringTransport(asyncio.Transport):
             data = b"".join(self._held)
             self._held.clear()
             self._size = 0
-            self._transport.write(data)
+            if not self._transport.is_closing():  # the client may have left since
+                self._transport.write(data)
 
 
 DRAIN_S = 30

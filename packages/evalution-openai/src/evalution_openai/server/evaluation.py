@@ -20,7 +20,6 @@ from evalution_core import (
 from evalution_core.encoding import encode_with_leading
 from evalution_core.requests import Request
 from evalution_enginekit import Tokenizer
-from evalution_enginekit.fair_queue import count_prompt
 from evalution_openai.server.bodies import (
     DetokenizeBody,
     LoglikelihoodBody,
@@ -33,7 +32,7 @@ from evalution_openai.server.bodies import (
     dump_messages,
 )
 from evalution_openai.server.errors import ApiError, ErrorDetail, make_unsupported, to_api_error
-from evalution_openai.server.serving import ServedModel
+from evalution_openai.server.serving import LONG_TEXT, ServedModel
 
 Item = TypeVar("Item", LoglikelihoodItem, RollingItem)
 
@@ -86,10 +85,10 @@ async def loglikelihood(served: ServedModel, body: LoglikelihoodBody) -> dict[st
             top_logprobs=item.top_logprobs,
         )
         served.validation.check_loglikelihood(request)
-        served.check_length(sum(count_prompt(request)))
+        served.check_request(request)
         return request
 
-    return await _score(served, body, body.requests, make)
+    return await _score(served, body, body.requests, make, body.size)
 
 
 async def rolling(served: ServedModel, body: RollingBody) -> dict[str, Any]:
@@ -100,10 +99,10 @@ async def rolling(served: ServedModel, body: RollingBody) -> dict[str, Any]:
             item.text or "", item.input_ids, top_logprobs=item.top_logprobs
         )
         served.validation.check_rolling(request)
-        served.check_length(sum(count_prompt(request)))
+        served.check_request(request)
         return request
 
-    return await _score(served, body, body.requests, make)
+    return await _score(served, body, body.requests, make, body.size)
 
 
 async def _score(
@@ -111,24 +110,32 @@ async def _score(
     single: Item,
     items: Sequence[Item] | None,
     make: Callable[[Item], Request],
+    size: int,
 ) -> dict[str, Any]:
-    """Score `single`, whose failure is raised, or `items`, whose failures are in their places."""
+    """Score `single`, whose failure is raised, or `items`, whose failures are in their places.
+
+    `size` is that of the body.
+    """
     each = [single] if items is None else items
     check_count(len(each), served)
-    requests = [_make_or_fail(make, item) for item in each]
+
+    def make_all() -> list[Request | ApiError | EvalutionError]:
+        return [_make_or_refuse(make, item) for item in each]
+
+    requests = await served.threads.run(size, make_all) if size > LONG_TEXT else make_all()
     listing = [one for one in each if one.top_logprobs is not None]
     listed = max((one.top_logprobs or 0 for one in listing), default=0)
     check_listed_places(listed, sum(map(_count_places, listing)), "top_logprobs")
-    valid: list[Any] = [one for one in requests if not isinstance(one, RequestFailure)]
+    valid: list[Any] = [one for one in requests if not isinstance(one, Exception)]
     scores = iter(await served.calls.answer(valid))
-    results = [one if isinstance(one, RequestFailure) else next(scores) for one in requests]
+    results = [one if isinstance(one, Exception) else next(scores) for one in requests]
     if items is None:
         return dict(_format_result(results[0]))
     answers: list[LoglikelihoodAnswer] = []
     for result in results:
         try:
             answers.append(_format_result(result))
-        except EvalutionError as error:
+        except (ApiError, EvalutionError) as error:
             answers.append({"error": to_api_error(error, served.secrets).answer["error"]})
     return {"results": answers}
 
@@ -140,18 +147,22 @@ def _count_places(item: LoglikelihoodItem | RollingItem) -> int:
     return len(item.input_ids or (item.text or "").encode())
 
 
-def _make_or_fail(make: Callable[[Item], Request], item: Item) -> Request | RequestFailure:
+def _make_or_refuse(
+    make: Callable[[Item], Request], item: Item
+) -> Request | ApiError | EvalutionError:
     try:
         return make(item)
-    except EvalutionError as error:
-        return RequestFailure(error)
+    except (ApiError, EvalutionError) as error:
+        return error
 
 
 def _format_result(
-    result: LoglikelihoodOutput | RollingLoglikelihoodOutput | RequestFailure,
+    result: LoglikelihoodOutput | RollingLoglikelihoodOutput | RequestFailure | Exception,
 ) -> LoglikelihoodAnswer:
     if isinstance(result, RequestFailure):
         raise result.error
+    if isinstance(result, Exception):
+        raise result
     answer: LoglikelihoodAnswer = {
         "logprob": result.logprob,
         "token_count": result.token_count,
@@ -185,6 +196,7 @@ class TokenizerInfo(TypedDict):
     eos_token: str | None
     pad_token: None
     chat_template: str | None
+    tool_chat_template: str | None
     chat_template_kwargs: dict[str, Any] | None
     special_tokens: dict[str, str] | None
     leading_ids: list[int] | None
@@ -209,9 +221,7 @@ async def tokenize(served: ServedModel, body: TokenizeBody) -> TokenizeAnswer:
 async def detokenize(served: ServedModel, body: DetokenizeBody) -> DetokenizeAnswer:
     """Decode ids."""
     codec = served.require_tokenizer("/detokenize")
-    size = codec.vocabulary_size if isinstance(codec, Tokenizer) else None
-    if size is not None and (largest := max(body.tokens, default=0)) >= size:
-        raise ApiError(400, f"token id {largest} is outside the vocabulary of {size} tokens")
+    served.check_ids(body.tokens)
     served.check_length(len(body.tokens))
     skip = bool(body.skip_special_tokens)
     text = await served.threads.run(
@@ -220,17 +230,18 @@ async def detokenize(served: ServedModel, body: DetokenizeBody) -> DetokenizeAns
     return {"prompt": text}
 
 
-def tokenizer_info(served: ServedModel) -> TokenizerInfo:
+async def tokenizer_info(served: ServedModel) -> TokenizerInfo:
     """Return the facts that a client needs to encode as the server does."""
     codec = served.require_tokenizer("/tokenizer_info")
     whole = codec if isinstance(codec, Tokenizer) else None
     template = whole.chat_template if whole else None
     return {
         "tokenizer_class": type(codec).__name__,
-        "bos_token": _spell(served, codec.bos_id),
-        "eos_token": _spell(served, codec.eos_id),
+        "bos_token": await _spell(served, codec.bos_id),
+        "eos_token": await _spell(served, codec.eos_id),
         "pad_token": None,
         "chat_template": (template.source or None) if template else None,
+        "tool_chat_template": template.tool_source if template else None,
         "chat_template_kwargs": template.variables if template else None,
         "special_tokens": template.special_tokens if template else None,
         "leading_ids": list(codec.leading_ids),
@@ -242,5 +253,5 @@ def tokenizer_info(served: ServedModel) -> TokenizerInfo:
     }
 
 
-def _spell(served: ServedModel, token_id: int | None) -> str | None:
-    return None if token_id is None else served.spell(token_id)
+async def _spell(served: ServedModel, token_id: int | None) -> str | None:
+    return None if token_id is None else await served.threads.run(1, served.spell, token_id)

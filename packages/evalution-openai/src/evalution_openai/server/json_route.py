@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
@@ -11,11 +12,12 @@ from starlette.datastructures import Headers
 from starlette.requests import ClientDisconnect
 
 from evalution_core.plugins import did_you_mean
+from evalution_enginekit.fair_queue import count_text
 from evalution_openai.server.bodies import Body, StreamOptions
 from evalution_openai.server.connections import Client, get_client
 from evalution_openai.server.errors import ApiError
 from evalution_openai.server.serving import LONG_TEXT, ServedModel
-from evalution_openai.server.streaming import EventStream, send_json
+from evalution_openai.server.streaming import EventStream, encode_in_steps, send_json
 
 if TYPE_CHECKING:
     from starlette.types import Receive, Scope, Send
@@ -26,6 +28,12 @@ B = TypeVar("B", bound=Body)
 _JSON = "application/json"
 _LONGEST_NAME = 100
 """Characters of an unknown field's name that are compared and shown."""
+_MOST_PARTS = 200_000
+"""Objects, lists and strings of a body: each may become an object, or an error, of a kilobyte."""
+_MOST_VALUES = 3_000_000
+"""Values of a body, numbers included: 16 MiB hold fewer token ids of five digits."""
+_STRING = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"?', re.DOTALL)
+"""A string of JSON, in linear time; one that doesn't end is the whole rest."""
 _CLOSE = {"Connection": "close"}
 """For a body that wasn't read to its end: the rest of it is still to come on the connection."""
 
@@ -36,14 +44,14 @@ class JsonRoute(Generic[B]):
     Args:
         served: returns the model, or raises an `ApiError` while there is none.
         body: the type of the body.
-        answer: makes the answer to a body.
+        answer: makes the answer to a body; one in bytes is encoded.
     """
 
     def __init__(
         self,
         served: Callable[[], ServedModel],
         body: type[B],
-        answer: Callable[[ServedModel, B], Awaitable[Mapping[str, Any] | EventStream]],
+        answer: Callable[[ServedModel, B], Awaitable[Mapping[str, Any] | bytes | EventStream]],
     ):
         self._served = served
         self._body = body
@@ -80,8 +88,12 @@ class JsonRoute(Generic[B]):
         answer = await self._answer(served, body)
         if isinstance(answer, EventStream):
             await answer.send(send)
-        else:
-            await send_json(send, 200, answer)
+            return
+        if not isinstance(answer, bytes):
+            size = count_text(answer, LONG_TEXT)
+            if size > LONG_TEXT:
+                answer = await served.threads.run(size, encode_in_steps, answer)
+        await send_json(send, 200, answer)
 
 
 def _check_media(headers: Headers) -> None:
@@ -155,8 +167,9 @@ def _make_too_large(limit: int) -> ApiError:
 
 def _parse_body(kind: type[B], text: bytes) -> B:
     """Parse a body; the `ApiError` names the first invalid field and everything it may be."""
+    _check_parts(text)
     try:
-        return kind.model_validate_json(text)
+        return kind.parse(text)
     except ValidationError as error:
         found = error.errors(include_url=False, include_context=False, include_input=False)
         for one in found:
@@ -167,6 +180,31 @@ def _parse_body(kind: type[B], text: bytes) -> B:
         wrong = [one["msg"] for one in found if one["loc"][:1] == found[0]["loc"][:1]]
         message = "; or ".join(dict.fromkeys(wrong))
         raise ApiError(400, f"{field}: {message}" if field else message, param=field) from None
+
+
+def _check_parts(text: bytes) -> None:
+    """Raise an `ApiError` for a body of which too much would be made."""
+    parts, values = _count_parts(text)
+    if parts > _MOST_PARTS or values > _MOST_VALUES:
+        rest, strings = _STRING.subn(b"", text, _MOST_PARTS + 1)
+        parts, values = _count_parts(rest)
+        parts += strings
+    for count, most, kind in (
+        (parts, _MOST_PARTS, "objects, lists and strings, names of fields included,"),
+        (values, _MOST_VALUES, "values"),
+    ):
+        if count > most:
+            raise ApiError(
+                400,
+                f"the request's body has more than the {most} {kind} that this server takes; send "
+                "it in parts",
+                code="body_too_complex",
+            )
+
+
+def _count_parts(text: bytes) -> tuple[int, int]:
+    """Count objects, lists and strings, and all values, as if there were nothing within strings."""
+    return text.count(b"{") + text.count(b"[") + text.count(b'"') // 2, text.count(b",") + 1
 
 
 def _make_unknown(kind: type[Body], field: str) -> ApiError:

@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import cache, partial
 from importlib.metadata import version
+from inspect import isawaitable
 from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import TypeAdapter
@@ -206,15 +207,13 @@ def list_models(served: ServedModel) -> ModelList:
 def retrieve_model(served: ServedModel, model: str) -> ModelEntry:
     """Describe the served model; raise an `ApiError` (404) for another name."""
     served.check_name(model)
-    execution = served.session.describe_execution() or {}
-    dtype = execution.get("dtype")
     return {
         "id": served.name,
         "object": "model",
         "created": served.created,
         "owned_by": "evalution",
         "max_model_len": served.max_model_len,
-        "dtype": dtype if isinstance(dtype, str) else None,
+        "dtype": served.dtype,
         "capabilities": sorted(served.capabilities),
     }
 
@@ -325,6 +324,8 @@ def _respond(served: Callable[[], ServedModel], operation: Operation, **paramete
 def _make_get(path: str, make: Callable[..., Any]) -> Route:
     async def endpoint(request: Request) -> Response:
         answer = make(**request.path_params)
+        if isawaitable(answer):
+            answer = await answer
         if isinstance(answer, bytes):
             return Response(answer, media_type=_PROMETHEUS)
         return JSONResponse(answer)

@@ -7,7 +7,7 @@ import ctypes
 import logging
 import platform
 import time
-from collections.abc import AsyncGenerator, Callable, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import aclosing, suppress
 from functools import partial
@@ -25,6 +25,8 @@ from evalution_core import (
 )
 from evalution_core.encoding import encode_with_leading
 from evalution_core.kinds import RequestKind
+from evalution_core.requests import Request
+from evalution_enginekit import Tokenizer
 from evalution_enginekit.async_session import AsyncSession
 from evalution_enginekit.fair_queue import count_prompt
 from evalution_enginekit.request_encoding import RequestValidator
@@ -111,6 +113,8 @@ _BATCH_SIZE = 8
 """The batch size of a session that prefers none."""
 LONG_TEXT = 32_768
 """Characters or ids beyond which a text is long: work on it takes more than a moment."""
+_MOST_SPELLED = 2**19
+"""Tokens whose text is kept: as many as the largest vocabularies have."""
 _TRIM_AFTER_S = 1.0
 _M_ARENA_MAX = -8
 _MAX_TEXT = 2**20
@@ -191,6 +195,9 @@ class TextThreads:
 class ServedModel:
     """A session under a name.
 
+    The session and its tokenizer may wait for another process: an event loop uses them through
+    `calls` and `threads` alone, and makes this object on a thread.
+
     Args:
         session: where requests go; it stays the caller's.
         name: the name in `/v1/models`.
@@ -218,6 +225,8 @@ class ServedModel:
         self.validation = RequestValidator(name, self.capabilities)
         self.tokenizer = session.tokenizer
         self.max_model_len = self.info.max_model_len
+        dtype = (session.describe_execution() or {}).get("dtype")
+        self.dtype = dtype if isinstance(dtype, str) else None
         preferred = self.info.preferred_batch_size or _BATCH_SIZE
         concurrent = settings.max_concurrent or 2 * preferred
         self.limit = concurrent + settings.max_queue
@@ -227,8 +236,6 @@ class ServedModel:
             session, batch_size=settings.max_concurrent, on_start=metrics.note_wait
         )
         self.threads = TextThreads()
-        self.listing = asyncio.Lock()
-        """Held while log-probabilities are put into an answer: one such answer at a time."""
         fitting = _MAX_TEXT_PER_TOKEN * (self.max_model_len or 0)
         self.max_text = settings.max_text or max(_MAX_TEXT, fitting)
         self._spelled: dict[int, str] = {}
@@ -259,10 +266,21 @@ class ServedModel:
         if size > self.max_text:
             raise ApiError(
                 400,
-                f"a text of {size} characters or token ids is longer than the {self.max_text} that "
-                "this server takes; send it in parts, or start the server with --max-text",
+                f"a text of at least {size} characters or token ids is longer than the "
+                f"{self.max_text} that this server takes; send it in parts, or start the server "
+                "with --max-text",
                 code="text_too_long",
             )
+
+    def check_request(self, request: Request) -> None:
+        """Raise as `check_length` for what a request has the session read."""
+        self.check_length(sum(count_prompt(request, self.max_text)))
+
+    def check_ids(self, token_ids: Iterable[int]) -> None:
+        """Raise an `ApiError` for an id that the vocabulary doesn't have, where that is known."""
+        size = self.tokenizer.vocabulary_size if isinstance(self.tokenizer, Tokenizer) else None
+        if size is not None and (largest := max(token_ids, default=0)) >= size:
+            raise ApiError(400, f"token id {largest} is outside the vocabulary of {size} tokens")
 
     def check_name(self, name: str | None) -> None:
         """Raise an `ApiError` (404) for another model than the served one."""
@@ -313,6 +331,8 @@ class ServedModel:
                 found = self.tokenizer.decode([token_id], skip_special_tokens=False)
             if "\ufffd" in found:
                 found = f"{ID_SPELLING}{token_id}"
+            if len(self._spelled) >= _MOST_SPELLED:
+                self._spelled.clear()
             self._spelled[token_id] = found
         return found
 
@@ -320,7 +340,7 @@ class ServedModel:
         """Raise an `EvalutionError` or `ApiError` for a request that is refused."""
         for request in requests:
             self.validation.check_generation(request)
-            self.check_length(sum(count_prompt(request)))
+            self.check_request(request)
 
     async def events(
         self, requests: Sequence[GenerationRequest], *, deltas: bool = False

@@ -5,10 +5,10 @@ from __future__ import annotations
 import asyncio
 import re
 import secrets
-from collections.abc import AsyncGenerator, Iterable, Mapping
+from collections.abc import AsyncGenerator, Iterable, Iterator, Mapping
 from contextlib import aclosing
 from itertools import count
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from pydantic_core import to_json
 from starlette.requests import ClientDisconnect
@@ -23,6 +23,41 @@ if TYPE_CHECKING:
 def encode_json(value: Any) -> bytes:
     """Encode as compact JSON; NaN and infinities become null."""
     return to_json(value, inf_nan_mode="null")
+
+
+_DEEPEST = 5
+"""The depth of the entries of a choice's log-probabilities in an answer."""
+
+
+def encode_in_steps(value: Any) -> bytes:
+    """Encode a long answer as `encode_json`, on a thread, so that other threads run meanwhile.
+
+    Each list of objects and each object down to such a depth is encoded part by part, since
+    encoding one value holds Python's lock.
+    """
+    return b"".join(_encode_parts(value, 0))
+
+
+def _encode_parts(value: Any, depth: int) -> Iterator[bytes]:
+    fields = cast("dict[Any, Any]", value) if isinstance(value, dict) else {}
+    items = cast("list[Any]", value) if isinstance(value, list) else []
+    separator = b""
+    if depth < _DEEPEST and fields and all(isinstance(name, str) for name in fields):
+        yield b"{"
+        for name, one in fields.items():
+            yield separator + encode_json(name) + b":"
+            yield from _encode_parts(one, depth + 1)
+            separator = b","
+        yield b"}"
+    elif depth < _DEEPEST and items and isinstance(items[-1], dict):
+        yield b"["
+        for item in items:
+            yield separator
+            yield from _encode_parts(item, depth + 1)
+            separator = b","
+        yield b"]"
+    else:
+        yield encode_json(value)
 
 
 STALL_S = 60.0
@@ -85,8 +120,11 @@ class ResponseSender:
 async def send_json(
     send: Send, status: int, answer: Any, headers: Mapping[str, str] | None = None
 ) -> None:
-    """Send a whole JSON answer; return when the client has read all but the last part."""
-    body = encode_json(answer)
+    """Send a whole answer as JSON, or one that is encoded already.
+
+    It returns when the client has read all but the last part.
+    """
+    body = answer if isinstance(answer, bytes) else encode_json(answer)
     fields = {"content-type": "application/json", "content-length": str(len(body))}
     fields |= headers or {}
     encoded = [(name.lower().encode(), value.encode()) for name, value in fields.items()]
@@ -109,12 +147,12 @@ _HEADERS = [
 
 
 class EventStream:
-    """An event for each chunk, then `[DONE]`.
+    """An event for each chunk, then `[DONE]`; chunks in bytes are encoded.
 
     A failure before the first chunk fails the request; a later one is sent as the last event.
     """
 
-    def __init__(self, chunks: AsyncGenerator[dict[str, Any]], secrets: Iterable[str]):
+    def __init__(self, chunks: AsyncGenerator[dict[str, Any] | bytes], secrets: Iterable[str]):
         self._chunks = chunks
         self._secrets = secrets
 
@@ -142,5 +180,6 @@ class EventStream:
             await send_part(send, end, more=False)
 
 
-async def _send_event(send: Send, chunk: dict[str, Any]) -> None:
-    await send_part(send, b"data: " + encode_json(chunk) + b"\n\n")
+async def _send_event(send: Send, chunk: dict[str, Any] | bytes) -> None:
+    encoded = chunk if isinstance(chunk, bytes) else encode_json(chunk)
+    await send_part(send, b"data: " + encoded + b"\n\n")
