@@ -131,6 +131,8 @@ def task_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     first = {"sampler": "first_n"}
     task("tiny_first", "choices", 6, CHOICES, **shots, **splits, fewshot_config=first)
     group("tiny_group", **GROUP, aggregate_metric_list=[MEAN])
+    alike = {**MEAN, "weight_by_size": False}
+    group("tiny_alike", **GROUP, aggregate_metric_list=[alike])
     group("tiny_outer", task=["tiny_group", "tiny_last_word"], aggregate_metric_list=[MEAN])
     group("tiny_pair", task=["tiny_others", "tiny_last_word"], aggregate_metric_list=[MEAN])
     group("tiny_overlap", task=["tiny_group", "tiny_pair"], aggregate_metric_list=[MEAN])

@@ -136,6 +136,9 @@ def test_template_without_a_system_role_gets_the_other_messages(caplog: Any) -> 
     [
         ({"do_sample": True, "top_p": "much"}, "top_p must be above 0 and at most 1, got 'much'"),
         ({"max_gen_toks": -3}, "max_new_tokens must be"),
+        ({"max_gen_toks": "x"}, "setting 'max_gen_toks' must be a number, got 'x'"),
+        ({"temperature": "hot"}, "setting 'temperature' must be a number, got 'hot'"),
+        ({"until": {"a": 1}}, "setting 'until' must be a text or a list of texts, got {'a': 1}"),
         ({"until": [3]}, "stop"),
     ],
 )

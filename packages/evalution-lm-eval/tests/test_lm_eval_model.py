@@ -177,6 +177,20 @@ def test_failed_request_counts_as_the_worst_answer_on_request(session: Any) -> N
     assert model.get_model_info()["evalution"]["failed_requests"] == 1
 
 
+@pytest.mark.parametrize("broken", [("\ud800", " 6"), (PROMPT, " \ud800")])
+def test_text_that_cant_be_encoded_fails_alone(
+    session: Any, caplog: pytest.LogCaptureFixture, broken: tuple[str, str]
+) -> None:
+    model = make_altered_model(session)
+    model._on_failure = "worst"
+    asked = make_instances("loglikelihood", (PROMPT, " 5"), broken, (PROMPT, " 7"))
+    scores = model.loglikelihood(asked, disable_tqdm=True)
+    assert [score > float("-inf") for score, _ in scores] == [True, False, True]
+    (message,) = caplog.messages
+    assert message.startswith("loglikelihood request 1 (task a_task, document 1): InvalidRequest")
+    assert "is not valid Unicode text" in message
+
+
 @pytest.mark.parametrize(
     ("kind", "rest"),
     [("loglikelihood", " The"), ("generate_until", {"until": ["\n"], "max_gen_toks": 8})],

@@ -47,6 +47,7 @@ def test_killed_run_resumes_to_the_same_scores(task_folder: Path, tmp_path: Path
         for name, metric in suite["metrics"].items():
             right = other["metrics"][name]
             assert metric.pop("interval") == pytest.approx(right.pop("interval"), rel=1e-9)
+            assert metric.pop("row_range") == right.pop("row_range")
             assert metric == pytest.approx(right, rel=1e-9)
     choices, sums = (suite["timings"]["cached"] for suite in killed)
     assert choices == killed[0]["requests"]

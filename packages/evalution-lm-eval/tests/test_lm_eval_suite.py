@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -13,6 +14,9 @@ import pytest
 
 import evalution
 from evalution.comparison import compare
+from evalution.report.documents import make_documents
+from evalution.results import SuiteResult
+from evalution.scoring.intervals import normal_interval, wilson_interval
 from evalution.suites import load_suite
 from evalution.user_input import allow_code
 from evalution.yaml_spec.run_spec import load_spec
@@ -26,6 +30,38 @@ from evalution_core import (
 from evalution_lm_eval import EvalutionLM, LmEval
 from evalution_reference import Reference
 
+OWN_CODE = """
+import numpy
+from lm_eval.api.instance import Instance
+from lm_eval.api.task import ConfigurableTask
+
+def named(references, predictions, **options):
+    return {"worth@1": 1.0}
+
+def right(row):
+    return row["answer"]
+
+def contexts(row):
+    return [f"{row['question']} {choice}:" for choice in row["choices"]]
+
+class Own(ConfigurableTask):
+    def __init__(self, config):
+        super().__init__(config={k: v for k, v in config.items() if k != "class"})
+
+    def construct_requests(self, doc, ctx, chat_template=None, apply_chat_template=False, **names):
+        asked = {"until": ["7"], "max_gen_toks": 5 + len(ctx) % 3}
+        return Instance("generate_until", doc, (ctx, asked), 0, **names)
+
+    def process_results(self, doc, results):
+        return {"length": len(results[0])}
+
+    def aggregation(self):
+        return {"length": numpy.mean}
+
+    def higher_is_better(self):
+        return {"length": True}
+"""
+"""Code of tasks: a class with requests of its own, and functions."""
 ALL = ("tiny_choices", "tiny_sums", "tiny_prose", "tiny_last_word", "tiny_classes", "tiny_group")
 DRAWS = 200
 Evaluate = Callable[..., dict[str, Any]]
@@ -45,6 +81,15 @@ def declare(folder: Path, *tasks: str, **options: Any) -> LmEval:
         bootstrap_iters=DRAWS,
         **options,
     )
+
+
+def write_task(folder: Path, name: str, base: Path, **changes: Any) -> str:
+    """Write a task that is another one with changes, `!function` among them, and its code."""
+    (folder / "code.py").write_text(OWN_CODE, encoding="utf-8")
+    declared = json.loads(base.read_text(encoding="utf-8")) | changes | {"task": name}
+    text = re.sub(r'"(!function [\w.]+)"', r"\1", json.dumps(declared))
+    (folder / f"{name}.yaml").write_text(text, encoding="utf-8")
+    return name
 
 
 def read_scores(suite: Any, part: str = "") -> dict[str, float]:
@@ -93,6 +138,43 @@ def test_scores_and_standard_errors_equal_lm_eval(
         of_task = read_scores(found["tiny_group"], task)
         assert of_task == close_to(theirs(right, task))
     assert found.failed == 0
+
+
+def test_range_of_a_documents_score_is_known_where_the_score_is_their_mean(
+    session: BaseInferenceSession, task_folder: Path
+) -> None:
+    names = ("tiny_group", "tiny_alike", "tiny_last_word", "tiny_classes")
+    found = evalution.run(session=session, tests=[declare(task_folder, *names, limit=9)])
+    sizes = evalution.run(session=session, tests=[declare(task_folder, "tiny_alike")])
+
+    def read(suite: SuiteResult) -> dict[str, object]:
+        return {name: metric.row_range for name, metric in suite.metrics.items()}
+
+    assert read(found["tiny_group"])["acc"] == read(found["tiny_alike"])["acc"] == (0.0, 1.0)
+    twice = evalution.run(session=session, tests=[declare(task_folder, "tiny_overlap", limit=9)])
+    assert read(twice["tiny_overlap"])["acc"] is None  # tiny_others is in two of its groups
+    assert read(sizes["tiny_alike"])["acc"] is None  # 24 documents count as much as 12
+    assert read(sizes["tiny_alike"])["acc,tiny_others"] == (0.0, 1.0)
+    assert read(found["tiny_last_word"]) == {"perplexity": None, "acc": (0.0, 1.0)}
+    assert read(found["tiny_classes"]) == {
+        "mcc": None,
+        "brier_score": None,
+        "exact_match": (0.0, 1.0),
+    }
+
+
+def test_group_of_right_or_wrong_documents_is_a_share_of_all(
+    session: BaseInferenceSession, task_folder: Path
+) -> None:
+    tests = [declare(task_folder, "tiny_group"), declare(task_folder, "tiny_alike")]
+    found = evalution.run(session=session, tests=tests)
+    group, alike = (suite.metrics["acc"] for suite in found.suites)
+    assert group.value is not None
+    assert group.interval == wilson_interval(group.value, 36)
+    assert alike.interval == normal_interval(alike.value or 0.0, alike.stderr)
+    runs = make_documents([found], 0)["runs"]["runs"]
+    shares = {each["suite"]: each["is_share"] for each in runs[0]["scores"] if each["main"]}
+    assert shares == {"tiny_group": True, "tiny_alike": False}
 
 
 def test_inner_group_has_scores_beside_the_outer_ones(
@@ -212,11 +294,14 @@ def test_chat_is_rendered_as_in_lm_eval(
 
 
 class Failing(BaseInferenceSession):
-    """Another session that fails some requests."""
+    """Another session that fails some requests, after the answers to the others or before."""
 
-    def __init__(self, inner: BaseInferenceSession, fails: Callable[[Any], bool]):
+    def __init__(
+        self, inner: BaseInferenceSession, fails: Callable[[Any], bool], *, is_early: bool = False
+    ):
         self.inner = inner
         self.fails = fails
+        self.is_early = is_early
 
     def _some(self, stream: Any, requests: Any, **options: Any) -> Iterator[Any]:
         failed: list[tuple[Any, Any]] = []
@@ -228,8 +313,12 @@ class Failing(BaseInferenceSession):
                 else:
                     yield key, request
 
-        yield from stream(passed(), **options)
-        yield from failed
+        others = [*passed()] if self.is_early else passed()
+        if self.is_early:
+            yield from failed
+        yield from stream(iter(others), **options)
+        if not self.is_early:
+            yield from failed
 
     def generate_continuous(self, requests: Any, *, batch_size: int | None = None) -> Any:
         return self._some(self.inner.generate_continuous, requests, batch_size=batch_size)
@@ -263,6 +352,7 @@ def test_failed_sample_is_wrong_in_a_mean_and_left_out_of_a_perplexity(
     right = sum(s.metrics["acc"] for s in whole["tiny_last_word"].samples if s.index not in lost)
     assert (suite.metrics["acc"].value, suite.metrics["acc"].n) == (pytest.approx(right / 12), 12)
     assert suite.metrics["perplexity"].n == 9
+    assert [*suite.metrics] == [*whole["tiny_last_word"].metrics]
 
 
 def test_scores_that_are_no_means_are_compared_by_row(
@@ -292,3 +382,89 @@ def test_run_without_an_answer_has_scores(session: BaseInferenceSession, task_fo
     suite = found["tiny_group"]
     assert suite.failed == suite.n == 36
     assert (suite.metrics["acc"].value, suite.metrics["acc"].n) == (0.0, 36)
+
+
+def test_settings_of_a_request_count_over_those_of_its_task(
+    session: BaseInferenceSession, task_folder: Path, evaluate: Evaluate, tmp_path: Path
+) -> None:
+    sums = task_folder / "tiny_sums.yaml"
+    name = write_task(tmp_path, "tiny_own", sums, **{"class": "!function code.Own"})
+    given = {"max_gen_toks": 3}
+    (suite,) = declare(tmp_path, name, gen_kwargs=given).suites()
+    asked = [request for sample in suite.samples() for request in sample.requests]
+    assert {request.max_new_tokens for request in asked} == {5, 6, 7}
+    assert {tuple(request.stop) for request in asked} == {("7",)}
+    found = evalution.run(session=session, tests=[declare(tmp_path, name, gen_kwargs=given)])
+    file = str(tmp_path / f"{name}.yaml")
+    right = evaluate(EvalutionLM(session=session), file, gen_kwargs=given)
+    assert read_scores(found[name]) == close_to(theirs(right, name))
+
+
+def test_failed_sample_is_wrong_in_the_mean_of_another_library(
+    session: BaseInferenceSession, task_folder: Path, tmp_path: Path
+) -> None:
+    sums = task_folder / "tiny_sums.yaml"
+    own: dict[str, Any] = {"class": "!function code.Own", "filter_list": None}
+    name = write_task(tmp_path, "tiny_own", sums, **own)
+    whole = evalution.run(session=session, tests=[declare(tmp_path, name)])[name]
+    lost = whole.samples[0]
+    failing = Failing(session, lambda request: request.prompt == lost.prompt)
+    suite = evalution.run(session=failing, tests=[declare(tmp_path, name)])[name]
+    total = sum(sample.metrics["length"] for sample in whole.samples[1:])
+    assert (suite.failed, suite.metrics["length"].n) == (1, 12)
+    assert suite.metrics["length"].value == pytest.approx(total / 12)
+    assert suite.samples[0].metrics == {"length": 0.0}
+
+
+def test_failed_sample_counts_in_the_metrics_that_answers_have(
+    session: BaseInferenceSession, task_folder: Path, tmp_path: Path
+) -> None:
+    metric = {"metric": "!function code.named", "aggregation": "mean", "higher_is_better": True}
+    sums = task_folder / "tiny_sums.yaml"
+    plain: dict[str, Any] = {"metric_list": [metric], "filter_list": None}
+    name = write_task(tmp_path, "tiny_named", sums, **plain)
+    (suite,) = declare(tmp_path, name).suites()
+    prompts = [sample.requests[0].prompt for sample in suite.samples()]
+    for lost, is_early in ((prompts[:1], False), (prompts[-1:], False), (prompts[:1], True)):
+        failing = Failing(
+            session, lambda request, lost=lost: request.prompt in lost, is_early=is_early
+        )
+        found = evalution.run(session=failing, tests=[declare(tmp_path, name)])[name]
+        assert {name: (metric.value, metric.n) for name, metric in found.metrics.items()} == {
+            "worth@1": (pytest.approx(11 / 12), 12)
+        }
+        assert found.samples[prompts.index(*lost)].metrics == {"named": 0.0}  # as declared
+
+
+@pytest.mark.parametrize(
+    ("changes", "text"),
+    [
+        (
+            {
+                "doc_to_text": "!function code.right",
+                "doc_to_choice": "!function code.contexts",
+                "doc_to_target": "{{choices[answer]}}",
+                "metric_list": [{"metric": "acc"}],
+            },
+            "{question} {choice}:",
+        ),
+        ({"metric_list": [{"metric": "acc"}, {"metric": "acc_mutual_info"}]}, "{choice}"),
+    ],
+    ids=["choices-in-contexts", "mutual-information"],
+)
+def test_prediction_and_target_are_choices_of_the_task(
+    session: BaseInferenceSession,
+    task_folder: Path,
+    tmp_path: Path,
+    changes: dict[str, Any],
+    text: str,
+) -> None:
+    name = write_task(tmp_path, "tiny_shown", task_folder / "tiny_classes.yaml", **changes)
+    suite = evalution.run(session=session, tests=[declare(tmp_path, name)])[name]
+    rows = (task_folder / "tiny_classes.jsonl").read_text(encoding="utf-8").splitlines()
+    for sample, row in zip(suite.samples, map(json.loads, rows), strict=True):
+        choices = [text.format(choice=choice, **row) for choice in row["choices"]]
+        assert sample.target == choices[row["answer"]]
+        assert sample.prediction in choices
+        assert (sample.prediction == sample.target) == sample.metrics["acc"]
+    assert {sample.metrics["acc"] for sample in suite.samples} == {0.0, 1.0}

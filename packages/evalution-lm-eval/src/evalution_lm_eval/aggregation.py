@@ -5,14 +5,15 @@ from __future__ import annotations
 import io
 import os
 from bisect import bisect_right
-from collections.abc import Generator, Iterable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Collection, Generator, Mapping, Sequence
 from contextlib import contextmanager, redirect_stderr, redirect_stdout
 from dataclasses import dataclass
 from itertools import accumulate
 from typing import Any
 
-from evalution.results import MetricResult
-from evalution.scoring.intervals import normal_interval
+from evalution.results import MetricResult, RowRange
+from evalution.scoring.intervals import normal_interval, wilson_interval
 from evalution.scoring.metrics import Mean, Measure, Score
 from evalution_lm_eval.documents import ItemKey, Items
 from evalution_lm_eval.loading import LoadedTask, LoadedTasks
@@ -22,29 +23,45 @@ _FEW_DRAWS = ("bleu", "chrf", "chrf++", "ter")
 _DRAWS = 100
 """Most bootstrap draws of lm-eval for the standard errors of these slow metrics."""
 _NONE = "N/A"
+_OTHER_MEANS = (("numpy", "mean"), ("statistics", "mean"), ("statistics", "fmean"))
+"""Module and name of other libraries' means, which tasks with code of their own use."""
 
 Values = Mapping[ItemKey, Any]
 
 
-def list_zeroed(loaded: LoadedTask) -> list[ItemKey]:
+def list_zeroed(loaded: LoadedTask, answered: Collection[ItemKey]) -> list[ItemKey]:
     """List the metrics, by filter, in which a document without an answer counts as zero.
 
-    They are those that lm-eval averages and of which more is better.
+    They are those that lm-eval averages and of which more is better, among those of `answered`
+    documents: a metric may report under other names than its own. Without one, among the declared.
     """
     better = loaded.task.higher_is_better()
     filters = [one.name for one in loaded.task._filters]  # pyright: ignore[reportPrivateUsage]
+    declared = [(metric, filtered) for filtered in filters for metric in loaded.declared]
     return [
         (metric, filtered)
-        for filtered in filters
-        for metric in loaded.task.aggregation()
+        for metric, filtered in answered or declared
         if is_mean(loaded, metric) and better.get(metric) is True
     ]
 
 
 def is_mean(loaded: LoadedTask, metric: str) -> bool:
-    """Return True if lm-eval averages the metric, its default aggregation."""
+    """Return True if the metric is averaged: by lm-eval's default, or another library's mean."""
     mean = upstream_metrics().mean
-    return loaded.task.aggregation().get(metric, mean) is mean
+    found: Any = loaded.task.aggregation().get(metric, mean)
+    named = (getattr(found, "__module__", None), getattr(found, "__name__", None))
+    return found is mean or named in _OTHER_MEANS
+
+
+def find_row_range(loaded: LoadedTask, metric: str) -> RowRange | None:
+    """Return the range of a document's score; open where it isn't known that it is right or wrong.
+
+    None if lm-eval doesn't average the metric.
+    """
+    if not is_mean(loaded, metric):
+        return None
+    is_share = metric == "exact_match" or "acc" in metric.split("_")
+    return (0.0, 1.0) if is_share else (None, None)
 
 
 def score_alone(loaded: LoadedTask, metric: str, value: Any) -> float | None:
@@ -57,9 +74,10 @@ def score_alone(loaded: LoadedTask, metric: str, value: Any) -> float | None:
     aggregate = loaded.task.aggregation().get(metric, metrics.mean)
     if aggregate in (metrics.f1_score, metrics.matthews_corrcoef):
         return float(value[0] == value[1])
-    shown = (metrics.mean, metrics.perplexity, metrics.weighted_perplexity, metrics.bits_per_byte)
+    shown = (metrics.perplexity, metrics.weighted_perplexity, metrics.bits_per_byte)
+    is_shown = is_mean(loaded, metric) or aggregate in shown
     try:
-        return float(aggregate([value])) if aggregate in shown else None
+        return float(aggregate([value])) if is_shown else None
     except OverflowError:
         return None
 
@@ -76,17 +94,22 @@ class TaskScores:
 
     @classmethod
     def sum_up(
-        cls, loaded: LoadedTask, documents: Iterable[Values | None], bootstrap_iters: int
+        cls, loaded: LoadedTask, documents: Sequence[Values | None], bootstrap_iters: int
     ) -> TaskScores:
-        """Sum up the values of documents in their order; None is a document without an answer."""
+        """Sum up the values of documents in their order; None is a document without an answer.
+
+        The results are in the order of the first document that has one.
+        """
         by_key: dict[ItemKey, list[Any]] = {}
-        zeros = dict.fromkeys(list_zeroed(loaded), 0.0)
+        answered = dict.fromkeys(key for values in documents for key in values or ())
+        zeros = dict.fromkeys(list_zeroed(loaded, answered), 0.0)
         for values in documents:
             for key, value in (zeros if values is None else values).items():
                 by_key.setdefault(key, []).append(value)
         better = loaded.task.higher_is_better()
         results: dict[ItemKey, MetricResult] = {}
-        for key, items in by_key.items():
+        for key in answered or by_key:
+            items = by_key[key]
             aggregate = loaded.task.aggregation().get(key[0], upstream_metrics().mean)
             draws = min(bootstrap_iters, _DRAWS) if key[0] in _FEW_DRAWS else bootstrap_iters
             error = _estimate_error(aggregate, items, draws)
@@ -97,7 +120,14 @@ class TaskScores:
                 if is_mean(loaded, key[0])
                 else normal_interval(value, error)
             )
-            results[key] = MetricResult(value, error, is_better, len(items), interval)
+            results[key] = MetricResult(
+                value,
+                error,
+                is_better,
+                len(items),
+                interval,
+                row_range=find_row_range(loaded, key[0]),
+            )
         return cls(loaded, results)
 
     def to_upstream(self) -> dict[str, Any]:
@@ -121,16 +151,39 @@ def sum_up_group(group: Group, members: Mapping[str, TaskScores]) -> dict[ItemKe
         error = summed.get(f"{metric}_stderr,{filtered}")
         if not metric or error is None:
             continue
-        key = (metric, filtered)
+        key, value = (metric, filtered), float(value)
         stderr = None if error == _NONE else float(error)
+        size = sum(s.results[key].n for s in taken if key in s.results)
+        row_range = _find_group_range(group, key, taken)
+        is_share = row_range == (0.0, 1.0)  # of all documents, as they count alike
         found[key] = MetricResult(
-            float(value),
+            value,
             stderr,
             all(s.loaded.task.higher_is_better().get(metric) is not False for s in taken),
-            sum(s.results[key].n for s in taken if key in s.results),
-            normal_interval(float(value), stderr),
+            size,
+            wilson_interval(value, size) if is_share else normal_interval(value, stderr),
+            row_range=row_range,
         )
     return found
+
+
+def _find_group_range(group: Group, key: ItemKey, members: Sequence[TaskScores]) -> RowRange | None:
+    """Return the range of a document's score, the same for each task: it goes by the metric's name.
+
+    None if the score is no mean of all documents: some task's count more than others'.
+    """
+    taken = [scores for scores in members if key in scores.results]
+    by_size = any(
+        one.weight_by_size for one in group.aggregate_metric_list or () if one.metric == key[0]
+    )
+    times = Counter(task.task_name for task in group.get_all_tasks())
+    sizes = (scores.to_upstream()["sample_len"] if by_size else 1 for scores in taken)
+    weights = {
+        times[scores.loaded.task.task_name] * size / scores.results[key].n
+        for scores, size in zip(taken, sizes, strict=True)
+    }
+    ranges = {find_row_range(scores.loaded, key[0]) for scores in taken}
+    return None if None in ranges or len(weights) > 1 else ranges.pop()
 
 
 def _estimate_error(aggregate: Aggregation, items: Sequence[Any], draws: int) -> float | None:
@@ -199,7 +252,8 @@ class TaskAccumulator:
         group: str | None = None,
     ) -> Mapping[str, float]:
         loaded = self._find_task(index)
-        shown = {name: 0.0 for key in list_zeroed(loaded) for name in self._list_names(loaded, key)}
+        zeroed = list_zeroed(loaded, ())  # those that answers have may not be known yet
+        shown = {name: 0.0 for key in zeroed for name in self._list_names(loaded, key)}
         self._values[index] = None
         self._note(index, shown)
         return shown

@@ -18,7 +18,7 @@ from evalution_core import (
     UnsupportedRequestError,
 )
 from evalution_core.requests import Message, Output, Request
-from evalution_lm_eval.loading import KINDS, LoadedTask, LoadedTasks, read_settings
+from evalution_lm_eval.loading import KINDS, LoadedTask, LoadedTasks, map_settings
 from evalution_lm_eval.options import LmEvalOptions
 from evalution_lm_eval.requests import ChatPrompt, make_completion_request, make_scoring_request
 from evalution_lm_eval.upstream import Instance
@@ -73,7 +73,10 @@ class Document(Sample):
         if first.request_type == "loglikelihood_rolling":
             return None, {"logprob": first.resps[0]}
         sums = [instance.resps[0][0] for instance in self.instances]
-        best = self.instances[sums.index(max(sums))].args[1].strip() if len(sums) > 1 else None
+        choices = _list_choices(self.loaded, self.doc, self.instances)
+        # Requests without the context, as acc_mutual_info needs them, come after the choices.
+        asked = sums[: len(choices)]
+        best = choices[asked.index(max(asked))] if len(asked) > 1 else None
         return best, {"logprobs": sums}
 
 
@@ -97,7 +100,8 @@ class Documents:
 
         Raises:
             ConfigurationError: while iterating, for a document that asks for another kind of
-                request, or a prompt that no request can carry.
+                request, a prompt that no request can carry, or a setting that no engine can be
+                asked.
         """
         offset = 0
         for loaded in self._tasks.tasks:
@@ -106,15 +110,13 @@ class Documents:
 
     def _read_task(self, loaded: LoadedTask, offset: int) -> Iterator[Document]:
         task = loaded.task
-        settings = read_settings(loaded) if task.OUTPUT_TYPE == "generate_until" else {}
         task.set_fewshot_seed(seed=self._options.fewshot_seed)
         for doc_id, doc in task.doc_iterator(limit=self._find_limit(loaded)):
             instances = self._make_instances(loaded, doc_id, doc)
             requests = [
                 request
                 for instance in instances
-                for request in [self._make_request(loaded, instance, settings)]
-                * (instance.repeats or 1)
+                for request in [self._make_request(loaded, instance)] * (instance.repeats or 1)
             ]
             prompt, target = _read_prompt(instances[0]), _read_target(loaded, doc, instances)
             yield Document(offset + doc_id, prompt, target, requests, loaded, doc, instances)
@@ -148,9 +150,7 @@ class Documents:
         instances = made if isinstance(made, list) else [made]
         return sorted(instances, key=lambda instance: instance.idx)
 
-    def _make_request(
-        self, loaded: LoadedTask, instance: Instance, settings: Mapping[str, Any]
-    ) -> Request:
+    def _make_request(self, loaded: LoadedTask, instance: Instance) -> Request:
         kind = KINDS.get(instance.request_type)
         if kind is not self._tasks.kind:
             raise ConfigurationError(
@@ -160,7 +160,8 @@ class Documents:
             )
         match instance.request_type:
             case "generate_until":
-                return make_completion_request(instance.args[0], settings)
+                fields = map_settings(loaded, instance.args[1])
+                return make_completion_request(instance.args[0], fields)
             case "loglikelihood_rolling":
                 return RollingLoglikelihoodRequest(*instance.args)
             case _:
@@ -187,10 +188,25 @@ def _read_prompt(instance: Instance) -> str | Sequence[Message]:
 
 
 def _read_target(loaded: LoadedTask, doc: Any, instances: Sequence[Instance]) -> str:
-    target = loaded.task.doc_to_target(doc)
-    if isinstance(target, int) and len(instances) > target >= 0 and len(instances) > 1:
-        return instances[target].args[1].strip()
+    task = loaded.task
+    # Where the choices are contexts, the text of a document is the number of the right one.
+    is_input = getattr(task, "multiple_input", 0)
+    target = task.doc_to_text(doc) if is_input else task.doc_to_target(doc)
+    if isinstance(target, int) and len(instances) > 1:
+        choices = _list_choices(loaded, doc, instances)
+        return choices[target] if len(choices) > target >= 0 else str(target)
     return str(target)
+
+
+def _list_choices(loaded: LoadedTask, doc: Any, instances: Sequence[Instance]) -> list[str]:
+    """List a document's choices, in the order of its first requests.
+
+    They are the continuations, unless the task names them.
+    """
+    task = loaded.task
+    if task.OUTPUT_TYPE == "multiple_choice" and task.get_config("doc_to_choice") is not None:
+        return [str(choice).strip() for choice in task.doc_to_choice(doc)]
+    return [instance.args[1].strip() for instance in instances]
 
 
 def _convert_response(answer: Output, needs_greedy: bool) -> Any:

@@ -35,11 +35,15 @@ _RANDOM_SEED, _NUMPY_SEED = 0, 1234
 
 @dataclass(frozen=True, slots=True)
 class LoadedTask:
-    """A task, and how many documents it has before any limit."""
+    """A task, and how many documents it has before any limit.
+
+    `declared` are its metrics before any answer, which may bring others.
+    """
 
     name: str
     task: Task
     size: int
+    declared: Sequence[str]
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +67,10 @@ class LoadedTasks:
         """
         if self.kind is not RequestKind.GENERATION:
             return frozenset()
-        settings = [read_settings(loaded) for loaded in self.tasks]
+        settings = [
+            map_settings(loaded, loaded.task.get_config("generation_kwargs") or {})
+            for loaded in self.tasks
+        ]
         wanted = {
             Capability.SAMPLING: any(fields["do_sample"] for fields in settings),
             Capability.SEED: any(fields.get("seed") is not None for fields in settings),
@@ -72,15 +79,15 @@ class LoadedTasks:
         return frozenset(capability for capability, is_wanted in wanted.items() if is_wanted)
 
 
-def read_settings(loaded: LoadedTask) -> dict[str, Any]:
-    """Return the fields of a task's generation requests.
+def map_settings(loaded: LoadedTask, given: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the fields of a generation request for settings of a task, or of one document.
 
     Raises:
         ConfigurationError: a setting that no engine can be asked.
     """
     try:
         with wrap_errors("generation_kwargs", ConfigurationError):
-            return map_generation_settings(loaded.task.get_config("generation_kwargs") or {})
+            return map_generation_settings(given)
     except ConfigurationError as error:
         error.args = (f"lm-eval's task {loaded.name!r}: {error}",)
         raise
@@ -188,7 +195,7 @@ def _prepare_task(task: Task, options: LmEvalOptions) -> LoadedTask:
     with wrap_errors(f"lm-eval's task {name!r}", ConfigurationError):
         _set_up(task, options)
         _check_solved_rows(task)
-        return LoadedTask(name, task, len(task.eval_docs))
+        return LoadedTask(name, task, len(task.eval_docs), tuple(task.aggregation()))
 
 
 def _set_up(task: Task, options: LmEvalOptions) -> None:

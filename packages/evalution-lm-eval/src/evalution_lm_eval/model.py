@@ -296,7 +296,11 @@ class EvalutionLM(TemplateLM):
     ) -> LoglikelihoodRequest:
         if isinstance(context, ChatPrompt) or not self._takes_ids:
             return make_scoring_request(context, continuation)
-        ids = encode_pair(self._tokens, context, continuation, contexts=contexts)
+        try:
+            ids = encode_pair(self._tokens, context, continuation, contexts=contexts)
+        except InvalidRequestError:
+            # The session refuses it by name, and the others go on.
+            return make_scoring_request(context, continuation)
         return _make_pair_of_ids((context, continuation), *ids)
 
     def _prepare(self, capability: Capability, requests: Sequence[Instance]) -> None:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Mapping, Sequence
-from typing import Any, Protocol, Self, runtime_checkable
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Protocol, Self, TypeVar, cast, runtime_checkable
 
 from evalution_core import (
     Capability,
@@ -22,6 +22,7 @@ from evalution_enginekit.request_encoding import RequestValidator
 DEFAULT_MAX_GEN_TOKS = 256
 """lm-eval's own where neither task nor caller names a limit."""
 
+N = TypeVar("N", int, float)
 _LIMITS = ("max_gen_toks", "max_new_tokens", "max_tokens", "max_completion_tokens")
 _SETTINGS = ("do_sample", "temperature", "top_p", "top_k", "num_beams", "seed")
 _ANY_ENGINE = RequestValidator("any", frozenset(Capability))
@@ -47,9 +48,13 @@ def map_generation_settings(
                 f"{did_you_mean(name, known)} (possible: {', '.join(known)})"
             )
     given = {name: value for name, value in gen_kwargs.items() if value is not None}
-    limits = [int(given[name]) for name in _LIMITS if name in given]
+    limits = [_read_number(given, name, int) for name in _LIMITS if name in given]
     until = given.get("until", [])
-    stops: list[str] = [until] if isinstance(until, str) else list(until)
+    if not isinstance(until, str | list | tuple):
+        raise ConfigurationError(
+            f"generation setting 'until' must be a text or a list of texts, got {until!r}"
+        )
+    stops: list[str] = [until] if isinstance(until, str) else list(cast("list[str]", until))
     fields: dict[str, Any] = {
         **{name: given[name] for name in _SETTINGS if name in given},
         **_map_sampling(given),
@@ -65,10 +70,21 @@ def map_generation_settings(
 
 def _map_sampling(given: Mapping[str, Any]) -> dict[str, Any]:
     """Greedy unless a temperature above zero, or `do_sample` without one, says otherwise."""
-    temperature = float(given.get("temperature", 1.0 if given.get("do_sample") else 0.0))
+    temperature = 1.0 if given.get("do_sample") else 0.0
+    if "temperature" in given:
+        temperature = _read_number(given, "temperature", float)
     if not given.get("do_sample", temperature > 0.0) or temperature == 0.0:
         return {"do_sample": False, "temperature": 0.0}
     return {"do_sample": True, "temperature": temperature}
+
+
+def _read_number(given: Mapping[str, Any], name: str, kind: Callable[[Any], N]) -> N:
+    try:
+        return kind(given[name])
+    except (ValueError, TypeError, OverflowError):
+        raise ConfigurationError(
+            f"generation setting {name!r} must be a number, got {given[name]!r}"
+        ) from None
 
 
 def make_completion_request(context: str, fields: Mapping[str, Any]) -> GenerationRequest:
