@@ -144,6 +144,15 @@ def test_aborted_request_is_an_error(status: int, kind: type[Exception]) -> None
     assert type(score_update("r", output, group).error) is kind
 
 
+def test_logits_that_are_no_numbers_are_an_error_of_their_prompt() -> None:
+    """`_check_vocab_boundary_finish` of SGLang 0.5.23 calls them a stop; the id may be wrong."""
+    ended = {"type": "stop", "matched": "NaN happened"}
+    output: Any = {"output_ids": [-1], "meta_info": {"finish_reason": ended}}
+    update = generation_update("r", output, TokenPrompt(0, [1], 4))
+    assert type(update.error) is EngineRuntimeError
+    assert str(update.error) == "SGLang ended the prompt: NaN happened"
+
+
 def test_prompt_is_sampled_by_its_own_seed_where_there_are_seeds() -> None:
     prompt = TokenPrompt(0, [1], 4, stop_ids=frozenset({7}), do_sample=True, temperature=0.5)
     plain = Parameters(vocabulary=10, seeds=False).generation(prompt)["sampling_params"]

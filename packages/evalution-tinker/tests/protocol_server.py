@@ -39,7 +39,7 @@ class ProtocolServer(ThreadingHTTPServer):
         self.llama = Llama(*load_checkpoint(folder), "float32")
         self.tokenizer = TokenizerFile(folder / "tokenizer.json")
         self.quirks: set[str] = set()
-        self.window: int | None = 513
+        self.window: int | None = 514
         self.asked: list[dict[str, Any]] = []
         self.numbers = count()
         self.lock = threading.Lock()
@@ -143,6 +143,11 @@ class _Handler(BaseHTTPRequestHandler):
             self.server.asked.append(body)
             if body["sampling_params"]["max_tokens"] < 1:
                 return self._answer({"detail": "max_tokens must be at least 1"}, 400)
+            length = sum(len(chunk["tokens"]) for chunk in body["prompt"]["chunks"])
+            length += body["sampling_params"]["max_tokens"]
+            if self.server.window is not None and length > self.server.window:
+                detail = f"Prompt length plus max_tokens exceeds {self.server.window}: {length}"
+                return self._answer({"detail": detail}, 400)
             number = next(self.server.numbers)
             ids = {} if "no-ids" in self.server.quirks else {"sample_sequence_ids": [f"q{number}"]}
             return self._answer({"request_id": str(len(self.server.asked) - 1), **ids})

@@ -63,6 +63,31 @@ def test_packed_sequences_give_what_upstreams_blocks_give(kind: str) -> None:
         np.testing.assert_allclose(ours, theirs, atol=2e-5)
 
 
+@pytest.mark.parametrize("kind", ["llama", "deepseek2"])
+def test_what_is_no_number_stays_in_its_own_sequence(kind: str) -> None:
+    head = [3, 1, 4, 1, 5, 9, 2, 6]
+    bad = 7
+    sequences = [[*head, 5, 3], [*head, 8, bad, 2, 5, 3], [2, 4, 1]]
+    with open_device("cpu", None, None).activate():
+        model: Any = _random_model(_KINDS[kind])
+        expected = _packed(model, sequences)
+        embedding = model.token_embd
+
+        def embed(token_ids: Tensor) -> Tensor:
+            return (token_ids == bad).unsqueeze(-1).where(float("nan"), embedding(token_ids))
+
+        model.token_embd = embed
+        found = _packed(model, sequences)
+    before = len(head) + 1
+    assert np.isnan(found[1][before:]).all()
+    for ours, right in zip(
+        [found[0], found[1][:before], found[2]],
+        [expected[0], expected[1][:before], expected[2]],
+        strict=True,
+    ):
+        np.testing.assert_array_equal(ours, right)
+
+
 def _random_model(changes: dict[str, Any]) -> Transformer:
     Tensor.manual_seed(1)
     model = Transformer(TransformerConfig(**{**_LLAMA, **changes}))

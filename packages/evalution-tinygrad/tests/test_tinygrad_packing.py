@@ -19,7 +19,7 @@ from tinygrad import Tensor
 
 from evalution_enginekit import TokenSpan, plan_scoring
 from evalution_tinygrad.device import open_device
-from evalution_tinygrad.kv_cache import KVCache, Prefixes
+from evalution_tinygrad.kv_cache import KVCache, Path, Prefixes
 from evalution_tinygrad.model import Packing, Rotary
 from evalution_tinygrad.options import TinygradOptions
 from evalution_tinygrad.score import PlannedRuns
@@ -135,6 +135,50 @@ def test_a_device_without_room_leaves_the_cache_as_it_was(monkeypatch: pytest.Mo
         path = cache.new_path()
         path.extend(cache.find_room(3000), 3000)
         assert [tensor.shape for tensor in cache.tensors] == [(2, 1, cache.capacity, 4)]
+
+
+@pytest.mark.parametrize("room", [0, 1, 2, 3, 9])
+def test_memory_that_runs_out_as_slots_are_moved_leaves_every_path_as_it_was(
+    monkeypatch: pytest.MonkeyPatch, room: int
+) -> None:
+    """Two layers are moved one after the other, each in two steps."""
+    monkeypatch.setattr("evalution_tinygrad.kv_cache._LEAST_CAPACITY", 32)
+    monkeypatch.setattr("evalution_tinygrad.kv_cache._SLACK", 0)
+    cache = KVCache(lambda tokens: [(2, 1, tokens, 1)] * 2)
+    realize, left = Tensor.realize, [99]
+
+    def run_out(tensor: Tensor, *others: Any, **settings: Any) -> Tensor:
+        left[0] -= 1
+        if left[0] < 0:
+            raise MemoryError
+        return realize(tensor, *others, **settings)
+
+    def read(path: Path) -> list[Any]:
+        return [tensor.numpy()[:, 0, path.slots, 0].tolist() for tensor in cache.tensors]
+
+    with open_device("cpu", None, None).activate():
+        paths = [cache.new_path() for _ in range(3)]
+        for path in paths:
+            path.extend(cache.find_room(8), 8)
+        for tensor in cache.tensors:
+            tensor.assign(Tensor.arange(2 * cache.capacity).reshape(2, 1, -1, 1).float()).realize()
+        kept = [paths[0].fork(5), paths[2].fork(6), paths[2]]
+        before = [read(path) for path in kept]
+        del paths
+        monkeypatch.setattr(Tensor, "realize", run_out)
+        left[0] = room
+        if room < 4:
+            with pytest.raises(MemoryError):
+                cache.find_room(18)
+        else:
+            assert cache.find_room(18) == 13
+        left[0] = 99
+        assert [read(path) for path in kept] == before
+        kept[2].extend(cache.find_room(2), 2)
+        assert read(kept[0]) == before[0]
+        assert cache.find_room(16) == 15
+        assert [read(path) for path in kept[:2]] == before[:2]
+        assert kept[2].slots.max() == 14
 
 
 def test_rotation_is_that_of_the_formula_and_of_llama_3s_factors() -> None:

@@ -47,6 +47,26 @@ class Loud(MockBackend):
     def teardown(self, handles):
         print("torn down", sorted(handles))
 """
+DYING = """
+from dataclasses import dataclass
+
+from evalution_enginekit.mock import Mock, MockSession
+
+
+class Session(MockSession):
+    def identity(self):
+        return None
+
+    def generate_continuous(self, requests, *, batch_size=None):
+        yield from super().generate_continuous(requests, batch_size=batch_size)
+        raise RuntimeError("device lost")
+
+
+@dataclass(slots=True)
+class Dying(Mock):
+    def attach(self, handles, model=None):
+        return Session("m", 512, 2)
+"""
 SPEC = """
 engine: {engine}
 backend: {backend}
@@ -96,6 +116,19 @@ def test_a_spec_is_prepared_attached_to_and_torn_down(
         "params": {},
         "model": {"name": "org/m", "renderer_name": "chatml"},
     }
+
+
+def test_a_run_of_a_live_model_that_died_offers_no_resuming(
+    run: Callable[..., Any], tmp_path: Path
+) -> None:
+    (tmp_path / "a_dying_engine.py").write_text(DYING)
+    done = run(engine="{type: 'a_dying_engine:Dying'}")
+    assert (done.exit_code, "device lost" in done.stderr) == (1, True)
+    assert "results: out" in done.stdout
+    assert "to resume" not in done.stdout
+    again = run(engine="{type: 'a_dying_engine:Dying'}")
+    assert (again.exit_code, again.stdout.count("torn down")) == (2, 1)
+    assert "out holds answers of a live model; its weights may have changed" in again.stderr
 
 
 def test_mock_backend_runs_with_the_mock_engine(run: Callable[..., Any], tmp_path: Path) -> None:

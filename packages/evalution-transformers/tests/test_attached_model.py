@@ -95,6 +95,23 @@ def test_changed_weights_change_the_next_score(
     assert abs(after.logprob - before.logprob) > 1e-3
 
 
+@pytest.mark.parametrize("kind", ENGINES)
+def test_changed_weights_change_the_next_text(
+    kind: type[TransformersCompat], handles: dict[str, Any]
+) -> None:
+    prompt = " ".join(f"w{number}" for number in range(3, 60))
+    request = GenerationRequest(prompt, max_new_tokens=3, logprobs=1, ignore_eos=True)
+    with kind().attach(handles) as session:
+        session.generate([request])
+        with torch.no_grad():
+            handles["model"].model.layers[0].self_attn.v_proj.weight.mul_(1.7)
+        (after,) = session.generate([request])
+    with kind().attach(handles) as session:
+        (fresh,) = session.generate([request])
+    assert after.token_ids == fresh.token_ids
+    assert after.token_logprobs == pytest.approx(fresh.token_logprobs, abs=1e-5)
+
+
 @pytest.mark.parametrize("beams", [1, 2])
 def test_model_is_in_its_callers_state_between_steps(handles: dict[str, Any], beams: int) -> None:
     model = handles["model"].train()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import weakref
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -16,13 +17,15 @@ from transformers.generation.continuous_batching.requests import RequestState, R
 from evalution_core import (
     EngineRuntimeError,
     GenerationRequest,
+    LoglikelihoodRequest,
     Model,
     RequestFailure,
     UnsupportedRequestError,
 )
+from evalution_enginekit import TokenPrompt
 from evalution_transformers import Transformers, TransformersCompat, generate
 from evalution_transformers.continuous import RowCache
-from evalution_transformers.generate import FixedBatches, rank_logprobs
+from evalution_transformers.generate import FixedBatches, Row, rank_logprobs, take_tokens
 from evalution_transformers.paged import CancellingScheduler
 from evalution_transformers.session import TransformersSession
 
@@ -415,6 +418,95 @@ def test_a_failed_step_does_not_change_later_answers(
             with pytest.raises(EngineRuntimeError, match="planted"):
                 built.generate(requests)
         assert [output.token_ids for output in built.generate(requests)] == right
+
+
+@pytest.mark.parametrize("path", ["fixed batches", "forward passes"])
+def test_a_model_that_computes_nan_generates_nothing(
+    write_checkpoint: Callable[..., Path], path: str
+) -> None:
+    hot: dict[str, Any] = {"do_sample": True, "temperature": 2.0}
+    settings: list[dict[str, Any]] = [{}, hot, {"num_beams": 2}, {"num_beams": 2, **hot}]
+    requests = [GenerationRequest("w5 w6", max_new_tokens=4, **each) for each in settings]
+    with ENGINES[path].build(Model(str(write_checkpoint()))) as built:
+        loaded: Any = built._model
+        with torch.no_grad():
+            loaded.lm_head.weight[7] = torch.nan
+        found: dict[int, Any] = dict(built.generate_continuous(enumerate(requests)))
+    assert len(found) == 4
+    for at in range(4):
+        assert "returned nan as a log-probability" in str(found[at].error)
+        assert "set a dtype of a wider range" in str(found[at].error)
+
+
+@pytest.mark.parametrize("path", ["fixed batches", "forward passes"])
+def test_a_prompt_that_computes_nan_fails_alone(
+    write_checkpoint: Callable[..., Path], path: str
+) -> None:
+    prompts = ["w5 w6", "w9 w5 w7", "w7", "w8 w9", "w6 w5 w8"]
+    requests = [GenerationRequest(prompt, max_new_tokens=4) for prompt in prompts]
+    pairs = [LoglikelihoodRequest(prompt, " w4 w3") for prompt in prompts]
+    with ENGINES[path].build(Model(str(write_checkpoint()))) as built:
+        answers, scores = built.generate(requests), built.loglikelihood(pairs)
+        loaded: Any = built._model
+        (bad,) = built.tokenizer.encode("w9")
+        assert all(output.token_ids and bad not in output.token_ids for output in answers)
+
+        def spoil(_: Any, inputs: Any, hidden: torch.Tensor) -> torch.Tensor:
+            return hidden.masked_fill((inputs[0] == bad)[..., None], torch.nan)
+
+        loaded.model.embed_tokens.register_forward_hook(spoil)
+        for _ in range(2):
+            found: dict[int, Any] = dict(built.generate_continuous(enumerate(requests)))
+            scored: dict[int, Any] = dict(built.loglikelihood_continuous(enumerate(pairs)))
+            for at, prompt in enumerate(prompts):
+                if "w9" in prompt:
+                    assert "returned nan as a log-probability" in str(found[at].error)
+                    assert "returned nan as a log-probability" in str(scored[at].error)
+                else:
+                    assert found[at].token_ids == answers[at].token_ids
+                    assert scored[at].logprob == pytest.approx(scores[at].logprob, abs=1e-5)
+
+
+@pytest.mark.parametrize("bad", [torch.nan, torch.inf])
+def test_logits_that_are_no_numbers_end_their_row_alone(bad: float) -> None:
+    sampled: dict[str, Any] = {"do_sample": True, "temperature": 1.0, "seed": 3}
+    rows = [
+        Row(TokenPrompt(key, [5], 9, **settings))
+        for key, settings in enumerate([{}, {}, sampled, sampled])
+    ]
+    logits = torch.tensor([[1.0, 2.0, 0.0]] * 4)
+    logits[1:3, 2] = bad
+    events = take_tokens(rows, logits)
+    assert [event.error is None for event in events] == [True, False, False, True]
+    assert [row.is_done for row in rows] == [False, True, True, False]
+    assert events[0].token_ids == [1]
+    for event in events[1:3]:
+        assert event.error is not None
+        assert event.error.__traceback__ is None, "its frames hold the logits"
+
+
+@pytest.mark.parametrize("path", ["fixed batches", "forward passes"])
+def test_a_beam_search_that_fails_costs_its_prompt_alone(
+    write_checkpoint: Callable[..., Path], monkeypatch: pytest.MonkeyPatch, path: str
+) -> None:
+    held: list[weakref.ref[Any]] = []
+
+    def fail(*_: Any) -> None:
+        logits = torch.zeros(3)
+        held.append(weakref.ref(logits))
+        raise RuntimeError(f"a probability of {len(logits)} is below 0")
+
+    requests = [GenerationRequest(prompt, max_new_tokens=6) for prompt in PROMPTS[:3]]
+    beams = GenerationRequest(PROMPTS[3], max_new_tokens=6, num_beams=2)
+    with ENGINES[path].build(Model(str(write_checkpoint()))) as built:
+        right = [output.token_ids for output in built.generate(requests)]
+        monkeypatch.setattr(FixedBatches, "_search", fail)
+        order = [*requests[:1], beams, *requests[1:]]
+        found: dict[int, Any] = dict(built.generate_continuous(enumerate(order)))
+    failure = found.pop(1)
+    assert "the beam search failed: RuntimeError: a probability of 3 is" in str(failure.error)
+    assert [found[at].token_ids for at in sorted(found)] == right
+    assert [reference() for reference in held] == [None], "the failure holds no tensor"
 
 
 def test_beam_sampling_without_a_seed_differs_between_calls(session: TransformersSession) -> None:

@@ -21,6 +21,7 @@ from evalution_core import (
 )
 from evalution_core.options import options_schema
 from evalution_transformers import Transformers, TransformersCompat
+from evalution_transformers.paged import asks_for_paged
 from evalution_transformers.runtime import resolve_device
 
 TINY = Model("builtin:tiny")
@@ -250,3 +251,8 @@ def test_a_suite_runs_with_any_batch_size(
     started: Any = engine.model(path="builtin:tiny")
     with started.run(prose) as run:
         assert run.result.suites[0].metrics
+
+
+def test_size_of_the_managers_cache_asks_for_the_manager() -> None:
+    assert asks_for_paged(Transformers(cache_tokens=4096))
+    assert not asks_for_paged(Transformers())

@@ -17,6 +17,7 @@ from evalution_core import (
     ConfigurationError,
     EngineUnavailableError,
     GenerationRequest,
+    InvalidRequestError,
     LoglikelihoodRequest,
     Model,
     RequestFailure,
@@ -25,8 +26,8 @@ from evalution_core import (
 )
 from evalution_core.builtins import builtin_path
 from evalution_enginekit import TokenPrompt, TokenSpan
-from evalution_enginekit.serving import SpanGroup, group_spans
-from evalution_enginekit.serving_session import ServingSession
+from evalution_enginekit.serving import SpanGroup
+from evalution_enginekit.serving_session import ServingSession, group_spans
 from evalution_vllm import VLLM
 
 torch = pytest.importorskip("torch", reason="torch is not installed")
@@ -287,3 +288,47 @@ def test_held_group_can_be_aborted() -> None:
     requests.abort(["held too"])
     requests.advance()
     assert engine.added[-1] == "ranked behind"
+
+
+def test_batch_of_which_one_is_refused_is_run_one_by_one() -> None:
+    from evalution_vllm.requests import (
+        _Request,  # pyright: ignore[reportPrivateUsage]
+        make_batch_requests,
+    )
+
+    class Batches:
+        def __init__(self) -> None:
+            self.sizes: list[int] = []
+
+        def generate(self, prompts: list[Any], params: list[Any], **_: Any) -> list[Any]:
+            self.sizes.append(len(prompts))
+            if [13] in [prompt["prompt_token_ids"] for prompt in prompts]:
+                raise ValueError("no 13")
+            completion = SimpleNamespace(
+                token_ids=[1], logprobs=None, finish_reason="length", stop_reason=None
+            )
+            return [
+                SimpleNamespace(outputs=[completion], finished=True, num_cached_tokens=0)
+                for _ in prompts
+            ]
+
+        def reset_prefix_cache(self) -> bool:
+            return True
+
+    class Parameters:
+        refusals = (ValueError,)
+
+        def make(self, request_id: str, work: Any) -> Any:
+            made = SimpleNamespace(logprob_token_ids=None, logprobs=None)
+            return _Request(request_id, work, made, work.token_ids)
+
+        def to_invalid_request(self, error: Exception) -> InvalidRequestError:
+            return InvalidRequestError(f"refused: {error}")
+
+    llm: Any = Batches()
+    requests = make_batch_requests(llm, Parameters())  # pyright: ignore
+    for token_id in (3, 13, 4):
+        requests.generate(str(token_id), TokenPrompt(0, [token_id], 1))
+    found = {update.request_id: str(update.error or "") for update in requests.advance()}
+    assert found == {"3": "", "13": "refused: no 13", "4": ""}
+    assert llm.sizes == [3, 1, 1, 1]

@@ -15,7 +15,6 @@ if TYPE_CHECKING:
     from evalution_transformers.session import TransformersSession
 
 GPTQMODEL_CAPABILITIES = frozenset(Capability) - {
-    Capability.TOOLS,
     Capability.MULTIMODAL,
 }
 

@@ -15,7 +15,6 @@ if TYPE_CHECKING:
 
 CAPABILITIES = frozenset(Capability) - {
     Capability.BEAMS,
-    Capability.TOOLS,
     Capability.MULTIMODAL,
     Capability.ATTACH,
 }

@@ -13,7 +13,6 @@ if TYPE_CHECKING:
     from evalution_transformers.session import TransformersSession
 
 OPENVINO_CAPABILITIES = frozenset(Capability) - {
-    Capability.TOOLS,
     Capability.MULTIMODAL,
     Capability.ATTACH,
 }

@@ -70,7 +70,7 @@ class OpenVINOOptions:
         Field(
             ge=1,
             description="Gigabytes of openvino-genai's cache; None: by rows and window, one "
-            "gigabyte at most.",
+            "gigabyte at most or what one prompt of `max_model_len` takes.",
         ),
     ] = speed_only(default=None)
     max_num_batched_tokens: Annotated[

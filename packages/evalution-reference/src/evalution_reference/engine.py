@@ -17,7 +17,6 @@ from evalution_reference.session import ReferenceSession
 
 CAPABILITIES = frozenset(Capability) - {
     Capability.BEAMS,
-    Capability.TOOLS,
     Capability.MULTIMODAL,
     Capability.ATTACH,
 }

@@ -254,6 +254,10 @@ def generation_update(request_id: str, output: Output, prompt: TokenPrompt) -> R
     ended = meta.get("finish_reason")
     if ended is not None and ended["type"] not in _FINISHED:
         return RequestUpdate.from_error(request_id, _to_error(ended))
+    if ended is not None and isinstance(matched := ended.get("matched"), str):
+        # No stop string is ever sent: upstream names logits that are no numbers so.
+        fault = EngineRuntimeError(f"SGLang ended the prompt: {matched}")
+        return RequestUpdate.from_error(request_id, fault)
     update = RequestUpdate(request_id, token_ids=output["output_ids"])
     if prompt.logprobs is not None:
         chosen = meta.get("output_token_logprobs", [])

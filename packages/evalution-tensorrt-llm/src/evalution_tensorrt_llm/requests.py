@@ -36,6 +36,8 @@ _log = logging.getLogger(__name__)
 _NO_END = -1
 """Upstream's own sign for a request without an end token. Its `ignore_eos` isn't used, because
 releases of 1.3 then ignore `stop_token_ids` too."""
+_MOST = (1 << 31) - 1
+"""Tokens that the runtime can keep of a vocabulary; it refuses a number beyond 32 bits."""
 _PADDING = 0
 """Fills up beams, which there are none of; without it the padding would be `_NO_END`."""
 _FINISHED: dict[str, FinishReason] = {"stop": "stop", "length": "length"}
@@ -97,7 +99,7 @@ class RequestFactory:
             sampling = {
                 "temperature": prompt.temperature,
                 "top_p": prompt.top_p,
-                "top_k": prompt.top_k,
+                "top_k": min(prompt.top_k, self._vocabulary or _MOST),
             }
         try:
             return self._make_parameters(
@@ -236,27 +238,19 @@ def make_batch_requests(llm: Engine, factory: RequestFactory) -> FixedBatchReque
     """Return the requests of fixed batches, each a call of `LLM.generate`."""
 
     def run(requests: Sequence[_Request]) -> list[RequestUpdate]:
+        salts = [request.cache_salt for request in requests]
         try:
-            return _complete(llm, requests)
+            outputs = llm.generate(
+                [{"prompt_token_ids": request.token_ids} for request in requests],
+                [request.parameters for request in requests],
+                use_tqdm=False,
+                cache_salt=salts if any(salts) else None,
+            )
         except factory.refusals as error:
-            if len(requests) == 1:
-                refused = factory.to_invalid_request(error)
-                return [RequestUpdate.from_error(requests[0].request_id, refused)]
-            # The error doesn't name the request that it is about.
-            return [update for request in requests for update in run([request])]
+            raise factory.to_invalid_request(error) from error
+        return [request.update(output) for request, output in zip(requests, outputs, strict=True)]
 
     return FixedBatchRequests(factory.make, run)
-
-
-def _complete(llm: Engine, requests: Sequence[_Request]) -> list[RequestUpdate]:
-    salts = [request.cache_salt for request in requests]
-    outputs = llm.generate(
-        [{"prompt_token_ids": request.token_ids} for request in requests],
-        [request.parameters for request in requests],
-        use_tqdm=False,
-        cache_salt=salts if any(salts) else None,
-    )
-    return [request.update(output) for request, output in zip(requests, outputs, strict=True)]
 
 
 def generation_update(request_id: str, output: Output, prompt: TokenPrompt) -> RequestUpdate:

@@ -20,7 +20,6 @@ if TYPE_CHECKING:
 
 TINKER_CAPABILITIES = frozenset(Capability) - {
     Capability.BEAMS,
-    Capability.TOOLS,
     Capability.MULTIMODAL,
     Capability.STREAM,
     Capability.DISTRIBUTIONS,

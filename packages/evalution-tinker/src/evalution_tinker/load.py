@@ -123,14 +123,18 @@ async def _nothing() -> None:
 
 
 def _choose_window(options: TinkerOptions, reported: int | None) -> int | None:
-    """Return the tokens that scoring can feed: the server's window less the one sampled."""
-    most = None if reported is None else reported - 1
+    """Return the tokens that scoring can feed.
+
+    A score sends the last token too, which is only scored, and the server samples one more.
+    """
+    most = None if reported is None else reported - 2
     if options.max_model_len is None:
         return most
     if most is not None and options.max_model_len > most:
         raise ConfigurationError(
             f"max_model_len={options.max_model_len} is more than the server's window of {reported} "
-            f"holds beside the one token that is sampled with each score ({most})"
+            "holds beside the last token of a score and the one that is sampled with it "
+            f"({most}); set max_model_len={most} at most"
         )
     return options.max_model_len
 

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import asyncio
 import inspect
-import math
 from collections.abc import Awaitable, Sequence
 from concurrent.futures import Future
 from typing import Any, Protocol, cast
@@ -21,7 +20,7 @@ from evalution_core import (
 from evalution_core.redaction import redact_text
 from evalution_core.requests import TopLogprobs
 from evalution_enginekit import WrongScoresError
-from evalution_enginekit.planning import take_top
+from evalution_enginekit.planning import check_logprobs, take_top
 from evalution_tinker.runtime import read_client_version, read_server_name
 
 _WALLS = ("only supports as proto", "always carry sample_sequence_ids")
@@ -145,8 +144,6 @@ def _to_error(error: Any, secrets: tuple[str, ...]) -> Exception:
     return EngineRuntimeError(text)
 
 
-_ABOVE_ZERO = 1e-6
-"""Rounding may lift the log-probability of a sure token this far."""
 _TIE = 1e-9
 
 TopRow = list[tuple[int, float]] | None
@@ -167,16 +164,7 @@ def align_logprobs(listed: Sequence[float | None] | None, length: int, start: in
             f"the server returned {len(listed)} log-probabilities of a prompt of {length} tokens, "
             f"which are neither {length} nor {length - 1}, so they can't be aligned"
         )
-    first = length - len(listed)
-    found: list[float] = []
-    for place, value in enumerate(listed[start - first :], start=start):
-        if value is None or not math.isfinite(value) or value > _ABOVE_ZERO:
-            raise WrongScoresError(
-                f"the server returned {value!r} as log-probability of prompt token {place} of "
-                f"{length}"
-            )
-        found.append(float(value))
-    return found
+    return check_logprobs(cast("Sequence[float]", listed[start - length + len(listed) :]))
 
 
 def are_greedy(
@@ -196,7 +184,7 @@ def are_greedy(
         return None
     best = [max(value for _, value in row) for row in last if row]
     return all(
-        own >= top - _TIE * max(1.0, abs(own)) for own, top in zip(logprobs, best, strict=True)
+        own >= top - _TIE * max(1.0, abs(top)) for own, top in zip(logprobs, best, strict=True)
     )
 
 

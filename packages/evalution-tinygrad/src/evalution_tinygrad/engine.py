@@ -19,7 +19,6 @@ if TYPE_CHECKING:
 
 CAPABILITIES = frozenset(Capability) - {
     Capability.BEAMS,
-    Capability.TOOLS,
     Capability.MULTIMODAL,
     Capability.ATTACH,
 }

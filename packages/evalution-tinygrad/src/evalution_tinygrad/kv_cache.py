@@ -32,10 +32,10 @@ _SLACK = 512
 
 
 class Path:
-    """The slots of a sequence's tokens, in order."""
+    """The slots of a sequence's tokens, in order; `top` is behind the last one in the cache."""
 
     def __init__(self, slots: Slots, siblings: WeakSet[Path]):
-        self.slots = slots
+        self.place(slots)
         self._siblings = siblings
         siblings.add(self)
 
@@ -49,6 +49,11 @@ class Path:
 
     def extend(self, begin: int, count: int) -> None:
         self.slots = np.concatenate([self.slots, np.arange(begin, begin + count)])
+        self.top = begin + count if count else self.top
+
+    def place(self, slots: Slots) -> None:
+        """Hold `slots` in place of its own."""
+        self.slots, self.top = slots, int(slots.max(initial=-1)) + 1
 
 
 class KVCache:
@@ -79,7 +84,7 @@ class KVCache:
 
     def find_room(self, count: int) -> int:
         """Return the first of `count` free slots in a row, behind all held ones."""
-        top = max((int(path.slots[-1]) + 1 for path in self._paths if path.length), default=0)
+        top = max((path.top for path in self._paths), default=0)
         if top + count <= self._tidy_at:
             return top
         held = self._find_held_slots()
@@ -99,13 +104,18 @@ class KVCache:
         return np.unique(np.concatenate(held)) if held else np.empty(0, np.int64)
 
     def _compact(self, held: Slots) -> None:
-        order = np.zeros(self.capacity, np.int64)
-        order[: len(held)] = held
+        """Move the last held slots to free ones, so that the first ones are held."""
+        free = np.setdiff1d(np.arange(len(held)), held)
+        moved = held[len(held) - len(free) :]
+        order = np.arange(self.capacity)
+        order[free] = moved
         index = Tensor(order.astype(np.int32))
         for tensor in self.tensors:
-            tensor.assign(tensor[:, :, index].contiguous()).realize()
+            # Where memory runs out, the paths are true of all layers: no held slot has changed.
+            tensor.assign(tensor[:, :, index].contiguous().realize()).realize()
+        order[moved] = free
         for path in self._paths:
-            path.slots = np.searchsorted(held, path.slots)
+            path.place(order[path.slots])
 
     def _grow(self, needed: int) -> None:
         before, capacity = self.capacity, max(_LEAST_CAPACITY, self.capacity)

@@ -86,10 +86,10 @@ def _attend_grouped(block: Any, x: Tensor, cache: Tensor, step: Step) -> Tensor:
     if config.qk_norm and not whole:
         q, k = block.attn_q_norm(q), block.attn_k_norm(k)
     q, k = _rotate(q, config.rope_dim, step).contiguous(), _rotate(k, config.rope_dim, step)
+    k, v = _confine(k, v)
     held = _store(cache, k.cat(v, dim=0), step, count)
-    found = q.scaled_dot_product_attention(
-        held[0:1], held[1:2], attn_mask=step.visible, enable_gqa=True
-    )
+    held = held.repeat_interleave(config.n_heads // config.n_kv_heads, dim=1)
+    found = _mix(q, held[0:1], held[1:2], step, config.head_dim)
     return block.attn_output(found.transpose(1, 2).reshape(1, count, -1))
 
 
@@ -104,13 +104,34 @@ def _attend_latent(block: Any, x: Tensor, cache: Tensor, step: Step) -> Tensor:
     compressed = block.attn_kv_a_mqa(x)
     latent = block.attn_kv_a_norm(compressed[..., : config.kv_lora_rank])
     turned = compressed[..., config.kv_lora_rank :].reshape(1, 1, count, config.rope_dim)
-    k = latent.reshape(1, 1, count, -1).cat(apply_rope(turned, step.rotation), dim=-1)
-    held = _store(cache, k, step, count)
-    scores = q @ held.transpose(-1, -2) * config.head_dim**-0.5
-    weights = step.visible.where(scores, -float("inf")).softmax(-1)
-    found = weights @ held[..., : config.kv_lora_rank]
+    turned, latent = _confine(
+        apply_rope(turned, step.rotation), latent.reshape(1, 1, count, config.kv_lora_rank)
+    )
+    held = _store(cache, latent.cat(turned, dim=-1), step, count)
+    found = _mix(q, held, held[..., : config.kv_lora_rank], step, config.head_dim)
     found = (found @ block.attn_v_b["weight"].transpose(-1, -2)).transpose(1, 2)
     return block.attn_output(found.reshape(1, count, -1))
+
+
+def _confine(keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
+    """Return keys and values of which a token's values are numbers, or else its key is none.
+
+    A value is multiplied by 0 for sequences that don't attend to its token, which isn't 0 of what
+    is no number; scores of its key are left out for them.
+    """
+    is_number = values.isfinite()
+    nan = is_number.all(axis=-1, keepdim=True).where(0.0, float("nan"))
+    # A kernel of its own: fused with the store, tinygrad 0.13.0 puts NaN into the latent values.
+    return keys + nan, is_number.where(values, 0.0).contiguous()
+
+
+def _mix(q: Tensor, keys: Tensor, values: Tensor, step: Step, head_dim: int) -> Tensor:
+    """Return the sums of the visible tokens' values, by the softmax of their scores.
+
+    Not upstream's, which adds minus infinity to the scores of the others: that leaves NaN as it is.
+    """
+    scores = q @ keys.transpose(-1, -2) * head_dim**-0.5
+    return step.visible.where(scores, -float("inf")).softmax(-1) @ values
 
 
 def _rotate(x: Tensor, rope_dim: int, step: Step) -> Tensor:

@@ -107,8 +107,10 @@ class RolloutCheck:
         temperature: float = 1.0,
         options: FidelityOptions | None = None,
     ):
-        if tolerance is not None and not tolerance >= 0:
-            raise ConfigurationError(f"tolerance must be a number from 0, in nats, got {tolerance}")
+        if tolerance is not None and not 0 <= tolerance < math.inf:
+            raise ConfigurationError(
+                f"tolerance must be a finite number from 0, in nats, got {tolerance}"
+            )
         if not (temperature > 0 and math.isfinite(temperature)):
             raise ConfigurationError(f"temperature must be a number above 0, got {temperature}")
         if samples < 0:
@@ -131,8 +133,8 @@ class RolloutCheck:
         """Compare both sides at this step, and append the JSON line.
 
         Raises:
-            ConfigurationError: the two don't fit together, or no tolerance can be measured as the
-                model isn't in this process.
+            ConfigurationError: the two don't fit together, or no tolerance can be measured: the
+                model isn't in this process, or its copy in a wider dtype fails.
             EvalutionError: an engine failed.
         """
         before = perf_counter()
@@ -213,6 +215,12 @@ class RolloutCheck:
             rounding = 0.0
             if (wider := self._training.wider_dtype) is not None:
                 rounding = self._training.measure_rounding(wider, windows, self._options.top)
+                if not math.isfinite(rounding):
+                    raise ConfigurationError(
+                        "the rounding of the weights in training can't be measured: no window of a "
+                        f"copy of them in {wider} could be compared, as where memory runs out; "
+                        "give RolloutCheck a tolerance, in nats, or leave the copy more memory"
+                    )
             self._tolerance = max(LEAST_TOLERANCE, _MARGIN * rounding)
         return self._tolerance
 

@@ -15,7 +15,9 @@ from evalution.fidelity.requests import Window
 from evalution_core import BaseInferenceSession, Capability, GenerationRequest, RequestFailure
 from evalution_training.rollout_causes import rescale_rows
 
-NEEDED: Final = frozenset({Capability.GENERATE, Capability.TOKEN_IDS, Capability.SAMPLING})
+NEEDED: Final = frozenset(
+    {Capability.GENERATE, Capability.TOKEN_IDS, Capability.SAMPLING, Capability.IGNORE_EOS}
+)
 _PROMPT, _COMPLETION = 32, 32
 _STEPS = 20
 _SURE = 4.0
@@ -65,7 +67,11 @@ def sample_tokens(
     temperature: float,
     seed: int,
 ) -> Samples | None:
-    """Sample about `count` tokens after the beginnings of windows; None if the session can't."""
+    """Sample about `count` tokens after the beginnings of windows; None if the session can't.
+
+    Completions go on past the end of a text. Otherwise the token that ended one would be missing
+    from it, and the tokens that are left would be no sample of the distributions.
+    """
     capabilities = session.capabilities
     if not capabilities >= NEEDED:
         return None
@@ -76,6 +82,7 @@ def sample_tokens(
             max_new_tokens=_COMPLETION,
             do_sample=True,
             temperature=temperature,
+            ignore_eos=True,
             seed=seed * count + at if Capability.SEED in capabilities else None,
             logprobs=0 if has_logprobs else None,
         )
@@ -101,17 +108,15 @@ def measure_samples(training: RowSource, samples: Samples, asked: float) -> Samp
     if not tokens or information <= 0:
         return None
     z = score / math.sqrt(information)
-    if abs(z) > _SURE:
-        # Newton's method on a concave log-likelihood, at most twice or half as far a step.
-        for _ in range(_STEPS):
-            step = min(max(inverse + score / information, inverse / 2), inverse * 2)
-            is_done = abs(step - inverse) < 1e-3 * inverse
-            inverse = step
-            if is_done:
-                break
-            score, information, _, _ = _read_scores(training, samples, inverse)
-    else:
-        inverse += score / information
+    # Newton's method on a concave log-likelihood, at most twice or half as far a step; if the
+    # temperature isn't called wrong, one step.
+    for _ in range(_STEPS):
+        step = min(max(inverse + score / information, inverse / 2), inverse * 2)
+        is_done = abs(z) <= _SURE or abs(step - inverse) < 1e-3 * inverse
+        inverse = step
+        if is_done:
+            break
+        score, information, _, _ = _read_scores(training, samples, inverse)
     k1 = k3 = None
     if ratios is not None:
         k1, k3 = float(-ratios.mean()), float((np.expm1(ratios) - ratios).mean())

@@ -11,7 +11,7 @@ import numpy as np
 
 from evalution.fidelity.lockstep import RowSource, compare_windows, open_rows
 from evalution.fidelity.requests import Window
-from evalution_core import BaseEngine, BaseInferenceSession, Model
+from evalution_core import BaseEngine, BaseInferenceSession, ConfigurationError, Model
 from evalution_training.backends import import_library
 
 _WIDER = {"bfloat16": "float32", "float16": "float32", "float32": "float64"}
@@ -42,16 +42,24 @@ class TrainingSide:
     @property
     def dtype(self) -> str | None:
         """The dtype of the weights, such as `bfloat16`; None where they aren't in this process."""
-        trained = self._handles.get("model")
-        if not isinstance(trained, _TorchModel):
-            return None
-        dtypes = (weights.dtype for weights in trained.parameters())
-        return next((str(dtype).rpartition(".")[2] for dtype in dtypes), None)
+        weights = self._find_weights()
+        return None if weights is None else str(weights.dtype).rpartition(".")[2]
 
     @property
     def wider_dtype(self) -> str | None:
-        """The dtype whose rounding is small beside that of the weights'; None if there is none."""
-        return _WIDER.get(self.dtype or "")
+        """The dtype whose rounding is small beside that of the weights'; None if there is none.
+
+        Raises:
+            ConfigurationError: there is one, but not on the weights' device.
+        """
+        wider = _WIDER.get(self.dtype or "")
+        weights = self._find_weights()
+        if wider == "float64" and weights is not None and weights.device.type == "mps":
+            raise ConfigurationError(
+                "the rounding of a model in float32 is measured in float64, which Apple's MPS "
+                "doesn't have: give RolloutCheck a tolerance, in nats, or move the model to the CPU"
+            )
+        return wider
 
     @property
     def other_dtypes(self) -> list[str]:
@@ -77,6 +85,11 @@ class TrainingSide:
             context = trained.disable_adapter()
         with context, self.engine.attach(handles, self.model) as session:
             yield session
+
+    def _find_weights(self) -> Any:
+        """Return the first tensor of the weights; None where they aren't in this process."""
+        trained = self._handles.get("model")
+        return next(trained.parameters(), None) if isinstance(trained, _TorchModel) else None
 
     def measure_rounding(self, dtype: str, windows: Sequence[Window], top: int) -> float:
         """Return the mean KL in nats between the model and its copy in `dtype`."""

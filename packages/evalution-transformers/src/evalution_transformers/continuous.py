@@ -137,6 +137,7 @@ class ContinuousBatching(Generation):
         rows: prompts that run at once.
         pass_tokens: tokens of one pass over new prompts.
         beams: completes prompts with beams, one at a time.
+        keeps_prefix: False where weights may change between two calls, as in a training loop.
     """
 
     def __init__(
@@ -146,8 +147,10 @@ class ContinuousBatching(Generation):
         rows: int,
         pass_tokens: int,
         beams: FixedBatches,
+        keeps_prefix: bool = True,
     ):
         self._forward = forward
+        self._keeps_prefix = keeps_prefix
         self._rows_at_once = self._most_rows = rows
         self._pass_tokens = pass_tokens
         self._beams = beams
@@ -155,9 +158,11 @@ class ContinuousBatching(Generation):
         self._kept = RowCache()
         self._running: list[Row] = []
         self._waiting: list[Row] = []
+        self._left_alone = 0
+        """Waiting prompts to admit one by one: a pass of them together gave what is no number."""
 
     def run(self, feed: PromptQueue) -> Iterator[Sequence[TokenEvent]]:
-        self._running, self._waiting = [], []
+        self._running, self._waiting, self._left_alone = [], [], 0
         self._kept.clear()
         while True:
             self._drop(feed.cancelled())
@@ -224,9 +229,16 @@ class ContinuousBatching(Generation):
 
     def _admit(self) -> Sequence[TokenEvent]:
         """Run the next waiting prompts that fit one pass, and take their first tokens."""
-        group = self._next_group(self._rows_at_once - len(self._running))
+        if not (self._keeps_prefix or self._running):
+            self._prefix.clear()  # a stream stays open between the calls of a session
+        free = self._rows_at_once - len(self._running)
+        group = self._next_group(1 if self._left_alone else free)
         shared = self._grow_prefix([row.token_ids for row in group])
         states, logits = self._run_rests(group, shared)
+        if len(group) > 1 and not logits.amax(dim=-1).isfinite().all():
+            self._left_alone = len(group)
+            return ()
+        self._left_alone = max(0, self._left_alone - 1)
         self._kept.join(states)
         events = take_tokens(group, logits)
         self._waiting = self._waiting[len(group) :]

@@ -15,7 +15,6 @@ if TYPE_CHECKING:
     from evalution_transformers.session import TransformersSession
 
 COMPAT_CAPABILITIES = frozenset(Capability) - {
-    Capability.TOOLS,
     Capability.MULTIMODAL,
     Capability.CONTINUOUS_BATCHING,
 }

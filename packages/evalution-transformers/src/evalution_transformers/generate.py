@@ -28,7 +28,8 @@ from transformers import (
 
 from evalution_core import EngineRuntimeError
 from evalution_core.redaction import redact_text
-from evalution_enginekit import PromptQueue, TokenEvent, TokenPrompt
+from evalution_enginekit import PromptQueue, TokenEvent, TokenPrompt, runtime_errors
+from evalution_enginekit.planning import check_logprobs
 from evalution_enginekit.sampling import next_token
 from evalution_transformers.linear import use_fast_linear
 from evalution_transformers.upstream import CausalModel
@@ -128,18 +129,26 @@ class Row:
         return self.prompt.max_new_tokens - len(self.generated)
 
     def choose(self, logits: Tensor, likeliest: int) -> TokenEvent:
-        """Choose the next token from `logits` [vocab], whose largest is at `likeliest`."""
+        """Choose the next token from `logits` [vocab], whose largest is at `likeliest`.
+
+        A negative `likeliest` says that they give no log-probabilities: the event has the error.
+        """
         prompt = self.prompt
-        token_id = likeliest if self.is_greedy else self._draw(logits)
+        try:
+            token_id = likeliest if self.is_greedy and likeliest >= 0 else self._draw(logits)
+        except EngineRuntimeError as error:
+            # Without its frames, which hold the logits.
+            return TokenEvent(prompt.key, [_PAD], error=error.with_traceback(None))
         if prompt.logprobs is None:
             return TokenEvent(prompt.key, [token_id])
         logprob, top = rank_logprobs(logits, token_id, prompt.logprobs)
         return TokenEvent(prompt.key, [token_id], [logprob], [top])
 
-    def take(self, token_id: int) -> None:
+    def take(self, event: TokenEvent) -> None:
         """Add a chosen token."""
-        self.generated.append(token_id)
-        self.is_done = token_id in self.prompt.stop_ids or self.left < 1
+        self.generated += event.token_ids
+        is_last = self.generated[-1] in self.prompt.stop_ids or self.left < 1
+        self.is_done = is_last or event.error is not None
 
     def _draw(self, logits: Tensor) -> int:
         """Return a sample of `logits` [vocab]."""
@@ -169,7 +178,8 @@ def take_tokens(rows: Sequence[Row], logits: Tensor) -> list[TokenEvent]:
 
     If it fails, for want of memory, no row has changed: the step is done again.
     """
-    likeliest: list[int] = logits.argmax(dim=-1).tolist()
+    top, found = logits.max(dim=-1)
+    likeliest: list[int] = found.masked_fill_(~top.isfinite(), -1).tolist()
     left = [(at, row) for at, row in enumerate(rows) if not row.is_done]
     drawn = [(row.numbers, row.numbers.bit_generator.state) for _, row in left if row.numbers]
     try:
@@ -179,7 +189,7 @@ def take_tokens(rows: Sequence[Row], logits: Tensor) -> list[TokenEvent]:
             numbers.bit_generator.state = state
         raise
     for (_, row), event in zip(left, events, strict=True):
-        row.take(event.token_ids[0])
+        row.take(event)
     return events
 
 
@@ -356,9 +366,14 @@ class FixedBatches(Generation):
 
     def _search_beams(self, row: Row, drop: Callable[[], None]) -> Iterator[Events]:
         try:
-            yield from self._run_call(lambda report: self._search(row, report), drop)
-        except self._out_of_memory as error:
-            yield [TokenEvent(row.prompt.key, error=make_memory_error(error))]
+            with runtime_errors("the beam search"):
+                yield from self._run_call(lambda report: self._search(row, report), drop)
+        except EngineRuntimeError as error:
+            cause = error.__cause__ or error
+            if isinstance(cause, self._out_of_memory):
+                error = make_memory_error(cause)
+            traceback.clear_frames(cause.__traceback__)  # they hold what the search held
+            yield [TokenEvent(row.prompt.key, error=error)]
 
     def _search(self, row: Row, report: Report) -> None:
         prompt = row.prompt
@@ -379,6 +394,7 @@ class FixedBatches(Generation):
                 input_ids=token_ids,
                 attention_mask=torch.ones_like(token_ids),
                 generation_config=settings,
+                logits_processor=LogitsProcessorList([_Check()]),
                 stopping_criteria=StoppingCriteriaList([_EndOfSearch(row, report, numbers)]),
             )
         row.is_done = True
@@ -411,6 +427,14 @@ class _End(StoppingCriteria):
     def __call__(self, input_ids: Any, scores: Any, **kwargs: Any) -> Any:
         self._report(self._choice.events)
         return torch.tensor([row.is_done for row in self._choice.rows], device=input_ids.device)
+
+
+class _Check(LogitsProcessor):
+    """Ends a beam search whose log-probabilities are no numbers."""
+
+    def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
+        check_logprobs(scores.amax(dim=-1).tolist())
+        return scores
 
 
 class _EndOfSearch(StoppingCriteria):

@@ -96,8 +96,8 @@ class ContinuousOptions(ModelOptions):
         int | None,
         Field(
             ge=1,
-            description="Tokens that the manager's cache holds; None: enough for all rows, within "
-            "half of the free memory of a GPU or 1 GiB on a CPU.",
+            description="Tokens that the manager's cache holds, `max_model_len` at least; None: "
+            "enough for all rows, within half of the free memory of a GPU or 1 GiB on a CPU.",
         ),
     ] = speed_only(default=None)
     manual_eviction: Annotated[

@@ -84,7 +84,7 @@ def check_manager_options(options: ModelOptions) -> None:
 
 def asks_for_paged(options: ContinuousOptions) -> bool:
     """Return whether the manager is asked for, by `paged`, by `paged|…` or by its own options."""
-    given = find_changed_options(options, MANAGER_OPTIONS)
+    given = options.cache_tokens or find_changed_options(options, MANAGER_OPTIONS)
     return bool(options.paged or given or asks_for_manager(options))
 
 

@@ -128,6 +128,7 @@ def _choose_generation(
         rows=rows,
         pass_tokens=pass_tokens,
         beams=batches,
+        keeps_prefix=loaded.mode is None,
     )
     return continuous, f"paged attention: {obstacle}" if asked else None
 

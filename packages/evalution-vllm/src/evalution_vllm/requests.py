@@ -254,18 +254,23 @@ class StepRequests:
 def make_batch_requests(llm: BatchEngine, parameters: Parameters) -> FixedBatchRequests[_Request]:
     """Return the requests of fixed batches, each a call of `LLM.generate` or two."""
 
+    def complete(requests: Sequence[_Request]) -> Sequence[Output]:
+        try:
+            return llm.generate(
+                [{"prompt_token_ids": list(request.token_ids)} for request in requests],
+                [request.parameters for request in requests],
+                use_tqdm=False,
+            )
+        except parameters.refusals as error:
+            raise parameters.to_invalid_request(error) from error
+
     def run(requests: Sequence[_Request]) -> Iterator[RequestUpdate]:
         listing = [request for request in requests if request.kind == _LISTED]
         others = [request for request in requests if request.kind != _LISTED]
         for part in (listing, others):
             if part:
-                outputs = llm.generate(
-                    [{"prompt_token_ids": list(request.token_ids)} for request in part],
-                    [request.parameters for request in part],
-                    use_tqdm=False,
-                )
                 # Their ids are vLLM's own, their order is that of the prompts.
-                for request, output in zip(part, outputs, strict=True):
+                for request, output in zip(part, complete(part), strict=True):
                     yield request.update(output)
 
     return FixedBatchRequests(parameters.make, run, llm.reset_prefix_cache)
