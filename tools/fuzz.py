@@ -33,8 +33,6 @@ from typing import Any
 
 import httpx
 import numpy
-import pyarrow
-import pyarrow.parquet
 
 import evalution
 from evalution import Generation, MultipleChoice, Perplexity, compare
@@ -129,19 +127,17 @@ def parse_rows(content: bytes) -> None:
         pass
 
 
-ROW_FILES = ("jsonl", "json", "csv", "tsv", "parquet", "xlsx")
+ROW_FILES = ("jsonl", "json", "csv", "tsv")
+"""Parquet files and workbooks are tried by processes of their own."""
 
 
 def list_rows() -> list[bytes]:
     lines = (TINY / "rows" / "choices.jsonl").read_bytes().splitlines()[:4]
-    table = pyarrow.Table.from_pylist([json.loads(line) for line in lines])
-    pyarrow.parquet.write_table(table, PLACE / "seed.parquet")
     return [
         b"jsonl|" + b"\n".join(lines),
         b"json|[" + b",\n".join(lines) + b"]",
         b'csv|q,a\n"1, ""2""\n3",4\n5;6,7\n',
         b"tsv|q\ta\n1\t2\n",
-        b"parquet|" + (PLACE / "seed.parquet").read_bytes(),
     ]
 
 

@@ -177,7 +177,8 @@ def test_session_is_built_right_or_not_at_all(
             continue
         with built:
             found = built.info.capabilities
-            assert found == right or (kind == "garbage" and found < right)
+            # A session that can't send text sends ids, and then renders chats and their tools.
+            assert found == right or (kind == "garbage" and found - {Capability.TOOLS} <= right)
             if Capability.LOGLIKELIHOOD in found:
                 assert _read(CALLS["pairs"](built)) == pair
     assert all(len(sentence) > 20 for sentence in refused)
