@@ -153,7 +153,7 @@ HOSTILE = [
 def test_template_that_runs_on_or_fills_the_memory_is_refused(
     monkeypatch: pytest.MonkeyPatch, source: str, reason: str
 ) -> None:
-    monkeypatch.setattr(template_sandbox, "TIME_LIMIT_S", 0.05 if reason == TIME else 5.0)
+    monkeypatch.setattr(template_sandbox, "TIME_LIMIT_S", 0.03 if reason == TIME else 5.0)
     monkeypatch.setattr(template_sandbox, "LONGEST_TEXT", 1 << 16)
     monkeypatch.setattr(template_sandbox, "MOST_TEXT", 1 << 20)
     with pytest.raises(InvalidRequestError) as caught:
@@ -233,6 +233,14 @@ def test_messages_that_a_template_gathers_are_not_measured_at_each_step() -> Non
     )
     messages = [{"role": "user", "content": "x" * 2000}] * 1000
     assert ChatTemplate(source).render(messages) == "1000"
+
+
+def test_time_grows_with_the_messages(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(template_sandbox, "TIME_LIMIT_S", -8.0)
+    template = ChatTemplate("{% for i in range(10**4) %}{{ i }}{% endfor %}")
+    for count, limit in [(0, "-8 s"), (200, "-6 s"), (800, "0 s"), (9999, "0 s")]:
+        with pytest.raises(InvalidRequestError, match=f"it takes more than {limit} of processor"):
+            template.render([MESSAGES[0]] * count)
 
 
 @pytest.mark.parametrize("maker", ["dict", "namespace"])

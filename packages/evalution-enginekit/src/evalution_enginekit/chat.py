@@ -119,7 +119,7 @@ class ChatTemplate:
         """
         sandbox = _import_sandbox()
         try:
-            with sandbox.limit_rendering():
+            with sandbox.limit_rendering(len(messages)):
                 if not tools or self._reads_tools:
                     return (self._tool_template if tools else self._template).render(
                         messages=[_join_text_parts(message) for message in messages],

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from jinja2.parser import Parser
 
 TIME_LIMIT_S = 2.0
-"""Processor time of one rendering."""
+"""Processor time of one rendering, and 0.01 s more for each message up to 10 s."""
 LONGEST_TEXT = 16 << 20
 """Characters of a text that one step may make; in a list, each member counts as 16 more."""
 MOST_TEXT = 256 << 20
@@ -72,6 +72,7 @@ _HOLDERS = (Joiner, LoopContext, Namespace)
 
 @dataclass(slots=True)
 class _Budget:
+    limit: float
     deadline: float
     characters: int = 0
     steps: int = 0
@@ -87,7 +88,7 @@ class _Budget:
         elif isinstance(value, int):
             _check_bits(value.bit_length())
         elif isinstance(value, GeneratorType):
-            return cast(T, self._count_each(cast("Generator[object]", value)))
+            return cast(T, (self.count(each) for each in cast("Generator[object]", value)))
         return self.count_characters(made, size)
 
     def count_copy(self, made: T) -> T:
@@ -106,21 +107,18 @@ class _Budget:
                 raise SecurityError(f"it makes more than {MOST_TEXT} characters on its way")
         # To read the clock takes as long as most steps.
         if (size > 4096 or not self.steps % 16) and time.thread_time() > self.deadline:
-            raise SecurityError(f"it takes more than {TIME_LIMIT_S:g} s of processor time")
+            raise SecurityError(f"it takes more than {self.limit:g} s of processor time")
         return made
-
-    def _count_each(self, made: Iterable[object]) -> Generator[object]:
-        for member in made:
-            yield self.count(member)
 
 
 _BUDGET: ContextVar[_Budget] = ContextVar("template_budget")
 
 
 @contextmanager
-def limit_rendering() -> Generator[None]:
+def limit_rendering(messages: int = 0) -> Generator[None]:
     """Give what is compiled and rendered within it a budget; over it, `SecurityError` is raised."""
-    before = _BUDGET.set(_Budget(time.thread_time() + TIME_LIMIT_S))
+    limit = TIME_LIMIT_S + min(0.01 * messages, 8.0)
+    before = _BUDGET.set(_Budget(limit, time.thread_time() + limit))
     try:
         yield
     finally:
