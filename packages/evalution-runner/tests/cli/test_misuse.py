@@ -251,10 +251,11 @@ def test_the_folder_of_another_spec(command_line: Any, write: Any) -> None:
 def test_the_folder_of_a_finished_run(command_line: Any, write: Any) -> None:
     write()
     words = ["run", "spec.yaml", "--output", "out", "--limit", "2"]
-    assert command_line(*words).returncode == 0
-    parts = ["out already holds a finished run", "name another --output", "--fresh"]
-    assert_says(command_line(*words), 2, parts)
-    assert command_line(*words, "--fresh").returncode == 0
+    first, again = command_line(*words), command_line(*words)
+    assert (first.returncode, first.stdout) == (again.returncode, again.stdout)
+    assert "2 of 2 were finished before" in again.stderr
+    parts = ["out holds a run of another spec", "limit was 2, now 1", "--fresh"]
+    assert_says(command_line(*words[:-1], "1"), 2, parts)
 
 
 def test_a_file_in_the_place_of_a_page_or_a_schema(

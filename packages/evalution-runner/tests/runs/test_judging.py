@@ -158,12 +158,6 @@ def test_grades_are_planned_with_the_answers(scripted: Any, panel: Any) -> None:
     assert [suite.name for suite in handle.result.suites] == names
 
 
-def test_a_finished_run_of_the_same_judge_stays(run: Any, panel: Any, tmp_path: Path) -> None:
-    run(panel(answer_right), panel(approve), tmp_path / "r")
-    with pytest.raises(ConfigurationError, match="already holds a finished run"):
-        run(panel(answer_right), panel(approve), tmp_path / "r")
-
-
 def test_judging_goes_on_where_it_stopped(run: Any, panel: Any, tmp_path: Path) -> None:
     broken = panel(approve)
 

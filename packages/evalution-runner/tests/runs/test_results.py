@@ -16,7 +16,7 @@ from rich.console import Console
 from evalution.ascii_text import replace_lacking_signs
 from evalution.progress_bar import ProgressBar
 from evalution.results import MetricResult, RunResult, SampleResult, SuiteResult, to_json
-from evalution.runs.options import DefaultFolder, RunOptions
+from evalution.runs.options import DefaultFolder
 from evalution.runs.store import RunFolder, open_folder
 from evalution.samples_file import ResultsNotWrittenError
 from evalution.table import list_complaints, make_console, make_result_table
@@ -151,7 +151,7 @@ def test_full_disk_is_reported_and_what_is_there_stays(
 
 
 def make_folder(label: str, now: datetime) -> RunFolder:
-    folder = open_folder(DefaultFolder(label, now), RunOptions())
+    folder = open_folder(DefaultFolder(label, now), fresh=False)
     assert folder is not None
     return folder
 

@@ -186,11 +186,21 @@ def test_run_that_bore_too_many_failures_goes_on_with_them_asked_again(
     assert (result.failed, len(counted.computed)) == (0, 31)
 
 
-def test_finished_run_is_left_alone(tmp_path: Path) -> None:
+def test_finished_run_is_repeated_without_a_request(counted: Any, tmp_path: Path) -> None:
+    runs = [
+        evalution.run(engine=counted.engine(), model="m", tests=suites(), output=tmp_path / "run")
+        for _ in range(2)
+    ]
+    assert len(counted.computed) == 30
+    first, again = ([suite.metrics for suite in run.suites] for run in runs)
+    assert first == again
+
+
+def test_finished_run_is_left_to_suites_that_it_had(tmp_path: Path) -> None:
     evalution.run(engine=Mock(), model="m", tests=suites(), output=tmp_path)
     before = files(tmp_path)
     with pytest.raises(ConfigurationError) as caught:
-        evalution.run(engine=Mock(), model="m", tests=suites(), output=tmp_path)
+        evalution.Run(Mock(), "m", evalution.RunOptions(output=tmp_path)).run(suites()[0])
     assert str(caught.value) == (
         f"{tmp_path} already holds a finished run; name another --output, or start over with "
         "--fresh"

@@ -182,8 +182,8 @@ def test_number_that_json_cannot_hold_is_null_with_a_note(
 def test_folder_that_holds_a_run_is_not_written_over(tmp_path: Path) -> None:
     evalution.run(engine=Mock(), model="m", tests=[choice()], output=tmp_path / "run")
     before = (tmp_path / "run" / "results.json").read_bytes()
-    with pytest.raises(ConfigurationError, match="already holds a finished run; name another"):
-        evalution.run(engine=Mock(), model="m", tests=[choice()], output=tmp_path / "run")
+    with pytest.raises(ConfigurationError, match="holds a run of another spec: suite "):
+        evalution.run(engine=Mock(), model="m", tests=[choice()] * 2, output=tmp_path / "run")
     assert (tmp_path / "run" / "results.json").read_bytes() == before
 
 

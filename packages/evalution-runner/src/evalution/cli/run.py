@@ -121,7 +121,7 @@ OutputOption = Annotated[
     str | None,
     typer.Option(
         metavar="DIR",
-        help="The run folder [default: runs/<date-time>-<model>]; an unfinished run goes on.",
+        help="The run folder [default: runs/<date-time>-<model>]; a run that is there goes on.",
     ),
 ]
 FreshOption = Annotated[

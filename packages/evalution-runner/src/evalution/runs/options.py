@@ -97,9 +97,9 @@ class RunOptions:
 
     Args:
         output: folder for `results.json`, `samples.jsonl` and the journal; None keeps all in
-            memory. An unfinished run of the same spec that is there goes on: nothing that was
-            answered is computed again. Answers of a live model, which isn't known by content, are
-            refused.
+            memory. A run of the same spec that is there goes on, finished or not: nothing that was
+            answered is computed again. Answers of a live model, which isn't known by content,
+            are refused.
         fresh: start over where `output` holds a run.
         retry_failed: ask again for what failed in the run that `output` holds.
         cache: folder of answers that runs share; an answer serves only the model that gave it, with

@@ -8,8 +8,6 @@ from pathlib import Path
 from typing import Any
 
 from evalution.error_boundary import wrap_errors
-from evalution.suites.generation_suite import GenerationSuite
-from evalution.suites.judge import Judge
 from evalution.suites.suite import AnySuite, expand_suites
 from evalution.user_input import find_count_problem, format_value, parse_path, path_errors
 from evalution_core import (
@@ -152,11 +150,6 @@ def check_capabilities(
                 f"suite {suite.title!r} needs {', '.join(lacking)}; the capabilities {whose} are "
                 f"{listed}"
             )
-
-
-def find_judge(suite: AnySuite) -> Judge | None:
-    """Return the judge that grades a suite's answers, if it has one."""
-    return suite.judge if isinstance(suite, GenerationSuite) else None
 
 
 def parse_tests(tests: object) -> Sequence[AnySuite]:

@@ -26,7 +26,6 @@ from evalution.runs.preflight import (
     check_engine,
     check_model,
     check_session,
-    find_judge,
     parse_tests,
 )
 from evalution.runs.progress_file import ProgressFile
@@ -297,11 +296,6 @@ class Run:
                 self._options.step,
             ),
             declare_suites(self._planned or [suite]),
-            judges={
-                f"{name}-{JUDGED}": judge
-                for name, one in name_suites(self._planned or [suite])
-                if (judge := find_judge(one)) is not None
-            },
             is_whole=bool(self._planned),
         )
         try:

@@ -27,7 +27,6 @@ from evalution.runs.run_identity import (
     to_section,
 )
 from evalution.samples_file import SAMPLES, SamplesFile, write_errors
-from evalution.suites.judge import Judge
 from evalution.user_input import parse_path
 from evalution_core import BaseEngine, ConfigurationError, EvalutionError, Model
 
@@ -41,26 +40,17 @@ _TEXT_TO_IDS = ("encoding", "chat_template", *_VARIABLES)
 
 
 class RunFolder:
-    """A folder to be filled, or one whose unfinished run goes on.
+    """A folder to be filled, or one whose run goes on; of a finished one, what has changed since.
 
     Args:
         fresh: remove the run that is there.
-        retry_failed: reopen a finished run too, for the sake of its failed samples.
-        judges: judges by the names of their grades; a finished run with another one is reopened.
 
     Raises:
-        ConfigurationError: it can't be made or written, holds a finished run, one that can't go
-            on, or files of a run's names that no run wrote; or another process is writing it.
+        ConfigurationError: it can't be made or written, holds a run that can't go on, or files of
+            a run's names that no run wrote; or another process is writing it.
     """
 
-    def __init__(
-        self,
-        path: Path,
-        *,
-        fresh: bool = False,
-        retry_failed: bool = False,
-        judges: Mapping[str, Judge] | None = None,
-    ):
+    def __init__(self, path: Path, *, fresh: bool = False):
         self.path = path
         self._samples: SamplesFile | None = None
         with _folder_errors(path):
@@ -69,8 +59,7 @@ class RunFolder:
             journal = path / JOURNAL
             _check_foreign(path)
             if not fresh:
-                is_reopened = retry_failed or _is_judged_otherwise(path, judges or {})
-                _check_unfinished(path, is_reopened=is_reopened)
+                _check_journal(path)
             self.is_resumed = journal.exists() and not fresh
             if fresh:
                 Journal.delete(journal)
@@ -118,11 +107,7 @@ class RunFolder:
             self.path.rmdir()
 
 
-def open_folder(
-    output: Path | DefaultFolder | None,
-    options: RunOptions,
-    judges: Mapping[str, Judge] | None = None,
-) -> RunFolder | None:
+def open_folder(output: Path | DefaultFolder | None, *, fresh: bool) -> RunFolder | None:
     """Open the folder of a run that begins or goes on, None without one; errors as `RunFolder`.
 
     A default folder gets a number where the name is taken: no two runs ever share one.
@@ -130,9 +115,7 @@ def open_folder(
     if output is None:
         return None
     if not isinstance(output, DefaultFolder):
-        return RunFolder(
-            output, fresh=options.fresh, retry_failed=options.retry_failed, judges=judges
-        )
+        return RunFolder(output, fresh=fresh)
     base = path = output.path
     number = 2
     with _folder_errors(base):
@@ -155,21 +138,16 @@ def _keep_samples(path: Path) -> str:
     return f"; the samples that were written are now in {kept}"
 
 
-def _is_judged_otherwise(path: Path, judges: Mapping[str, Judge]) -> bool:
-    """True if the run in the folder lacks one of these judges, or has another in its place."""
-    suites: Any = _content(path / RESULTS).get("suites") or [] if judges else []
-    before = {suite["name"]: suite["options"].get("judge") for suite in suites}
-    asked = {name: json.loads(to_json(judge.to_dict())) for name, judge in judges.items()}
-    return any(before.get(name) != judge for name, judge in asked.items())
-
-
-def _check_unfinished(path: Path, *, is_reopened: bool) -> None:
-    status = _content(path / RESULTS).get("status")
-    if status == "done" and not is_reopened:
+def _check_unfinished(path: Path) -> None:
+    """Refuse a finished run: its results would be replaced by those of suites yet unknown."""
+    if _content(path / RESULTS).get("status") == "done":
         raise ConfigurationError(
             f"{path} already holds a finished run; name another --output, or start over with "
             "--fresh"
         )
+
+
+def _check_journal(path: Path) -> None:
     if (path / RESULTS).exists() and not (path / JOURNAL).exists():
         raise ConfigurationError(
             f"{path} holds a run without its {JOURNAL}, which can't go on; name another --output, "
@@ -275,7 +253,6 @@ class RunStore:
         suites: Mapping[str, Mapping[str, Any]],
         *,
         is_whole: bool,
-        judges: Mapping[str, Judge] | None = None,
     ) -> None:
         """Take the folder, before weights are loaded, and check that the run in it is the same.
 
@@ -283,18 +260,18 @@ class RunStore:
             declared: the result of `declare_run`.
             suites: results of `declare_suite`, by the suites' names in this run.
             is_whole: whether there will be no other suites.
-            judges: the judges of the suites, by the names of their grades.
 
         Raises:
             ConfigurationError: the folder can't be used, or its run was another; with the
                 differences.
         """
         with ExitStack() as undo:
-            self._folder = folder = open_folder(
-                parse_output(self._options.output), self._options, judges
-            )
+            output = parse_output(self._options.output)
+            self._folder = folder = open_folder(output, fresh=self._options.fresh)
             undo.callback(self.discard)
             if folder is not None:
+                if not (is_whole or self._options.retry_failed):
+                    _check_unfinished(folder.path)
                 self._check(folder, declared, suites, is_whole=is_whole)
                 self._add_notice(folder.journal)
             if self._options.cache is not None:
