@@ -5,7 +5,6 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import is_dataclass
-from types import TracebackType
 from typing import Any, ClassVar, Protocol, Self
 
 from evalution_core.capabilities import GUIDE_CAPABILITIES, Capability
@@ -45,12 +44,7 @@ class RunHandle(Protocol):
     def run(self, suite: Any) -> Self: ...
     def close(self) -> None: ...
     def __enter__(self) -> Self: ...
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None: ...
+    def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None: ...
 
 
 class BaseEngine(ABC):

@@ -5,7 +5,6 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Callable, Generator, Hashable, Iterable, Iterator, Sequence
 from itertools import islice
-from types import TracebackType
 from typing import Generic, NoReturn, Self, TypeVar, cast
 
 from evalution_core.errors import (
@@ -48,12 +47,7 @@ class RequestStream(Iterator[tuple[K, T_co]], Generic[K, T_co]):
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
 

@@ -11,7 +11,6 @@ from collections.abc import Callable
 from dataclasses import fields, replace
 from functools import cache, partial
 from numbers import Real
-from types import TracebackType
 from typing import cast
 
 from evalution.redaction import mask_text
@@ -42,12 +41,7 @@ class wrap_errors:
 
     def __enter__(self) -> None: ...
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
         if isinstance(error, EvalutionError) or not isinstance(error, Exception | SystemExit):
             return
         text = f"{self._doing}: {type(error).__name__}: {error}"
