@@ -35,7 +35,7 @@ from evalution_enginekit.generation import (
     PromptQueue,
     TokenEvent,
 )
-from evalution_enginekit.planning import TokenScore, order_by_prefix
+from evalution_enginekit.planning import order_by_prefix
 from evalution_enginekit.request_encoding import (
     RequestEncoder,
     RequestValidator,
@@ -316,10 +316,6 @@ class KitSession(BaseInferenceSession, Generic[G, S]):
         return PulledStream(requests, opening, catch_failure(make_job), self._engine)
 
 
-def _return_score(score: TokenScore) -> TokenScore:
-    return score
-
-
 class TokenSession(KitSession[GenerationJob, ScoringJob]):
     """A session for a runtime that takes and gives token ids.
 
@@ -466,7 +462,7 @@ class TokenSession(KitSession[GenerationJob, ScoringJob]):
         return self._encoder.encode_loglikelihood
 
     def _make_span_job(self, span: TokenSpan) -> ScoringJob:
-        return ScoringJob(span, _return_score, {})
+        return ScoringJob(span, lambda score: score, {})
 
     def _open_generation(self, batch_size: int | None) -> GenerationStream:
         cap = batch_size or self._batch_size

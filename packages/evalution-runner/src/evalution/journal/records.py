@@ -85,10 +85,6 @@ def _is_plain_part(part: object) -> bool:
     return set(held) == {"type", "text"} and held["type"] == "text"
 
 
-def _flag(value: object) -> bool:
-    return bool(value)
-
-
 def _number(value: Any) -> object:
     try:
         return float(value) + 0.0  # -0.0 is 0.0
@@ -127,9 +123,9 @@ _Spelling = Callable[[Any], object]
 _SPELLINGS: dict[str, _Spelling] = {
     "messages": _value,
     "tools": _value,
-    "add_generation_prompt": _flag,
-    "do_sample": _flag,
-    "ignore_eos": _flag,
+    "add_generation_prompt": bool,
+    "do_sample": bool,
+    "ignore_eos": bool,
     "temperature": _number,
     "top_p": _number,
 }

@@ -131,7 +131,7 @@ class _Caller:
             # The key of `collect` is a pair, and the suite of a call is known.
             pairs = [(key[1:], request) for key, request in asked if key[0] == number]
             if pairs:
-                answers = collect(self.session, suite, pairs, _ignore)
+                answers = collect(self.session, suite, pairs, lambda key, record: None)
                 found |= {(number, *key): record for key, record in answers.items()}
         return found
 
@@ -160,10 +160,6 @@ class _Caller:
             shares = [asked[at::_LANES] for at in range(_LANES)]
             passes = list(threads.map(self.ask_alone, shares))
         return {key: record for each in passes for key, record in each.items()}
-
-
-def _ignore(key: object, record: object) -> None:
-    pass
 
 
 class _Measurement:
