@@ -6,6 +6,7 @@ import json
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from importlib import import_module
 from itertools import cycle
 from pathlib import Path
 from typing import Any
@@ -128,6 +129,13 @@ def echo_class() -> type[Echo]:
 
 
 @pytest.fixture
+def toys(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """The module `serving_toys`: a runtime of each kind, and a session over it."""
+    monkeypatch.syspath_prepend(Path(__file__).parent)
+    return import_module("serving_toys")
+
+
+@pytest.fixture
 def aside() -> Iterator[ThreadPoolExecutor]:
     """Threads for calls that must not block the test; wait for them with a timeout."""
     with ThreadPoolExecutor(4) as pool:
@@ -158,6 +166,14 @@ def golden_folders(
         (folders[name] / "tokenizer.json").write_bytes((GOLDEN / f"{name}.json").read_bytes())
         (folders[name] / "tokenizer_config.json").write_text(json.dumps(specials))
     return folders
+
+
+@pytest.fixture
+def folder(golden_folders: dict[str, Path], tmp_path: Path) -> Path:
+    """The golden byte-level tokenizer: `<s>` is 0 and leads, `</s>` is 1."""
+    for file in golden_folders["bytelevel"].iterdir():
+        (tmp_path / file.name).write_bytes(file.read_bytes())
+    return tmp_path
 
 
 @pytest.fixture

@@ -5,8 +5,6 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from importlib import import_module
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -26,13 +24,6 @@ WAIT_S = 20
 POISON = ord("!")
 Echoes = Callable[..., Any]
 Keyed = list[tuple[tuple[int, int], LoglikelihoodRequest]]
-
-
-@pytest.fixture
-def toys(monkeypatch: pytest.MonkeyPatch) -> Any:
-    """The module `serving_toys`: a runtime of each form, and the session over one."""
-    monkeypatch.syspath_prepend(Path(__file__).parent)
-    return import_module("serving_toys")
 
 
 def questions(poisoned: Sequence[int], *, choices: int, rows: int = 8) -> Keyed:

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
-from importlib import import_module
 from itertools import islice
-from pathlib import Path
 from typing import Any, cast
 
 import pytest
@@ -28,13 +26,6 @@ from evalution_enginekit.serving import (
     ServingLoop,
 )
 from evalution_enginekit.serving_session import group_spans
-
-
-@pytest.fixture
-def toys(monkeypatch: pytest.MonkeyPatch) -> Any:
-    """The module `serving_toys`: a runtime of each kind, and a session over it."""
-    monkeypatch.syspath_prepend(Path(__file__).parent)
-    return import_module("serving_toys")
 
 
 @pytest.fixture(params=["Stepping", "Async", "Batches"])

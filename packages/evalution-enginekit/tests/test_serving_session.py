@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from importlib import import_module
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -30,12 +29,6 @@ from evalution_enginekit.serving_session import (
 HINTS = LoadingHints(
     "Acme", "length or share", device="an accelerator; use a CPU engine", process_errors=(EOFError,)
 )
-
-
-@pytest.fixture
-def toys(monkeypatch: pytest.MonkeyPatch) -> Any:
-    monkeypatch.syspath_prepend(Path(__file__).parent)
-    return import_module("serving_toys")
 
 
 @pytest.mark.parametrize(

@@ -17,13 +17,6 @@ from evalution_enginekit.tokenizer_classes import find_class
 pytest.importorskip("tokenizers", reason="needs evalution-enginekit[tokenizers]")
 
 
-@pytest.fixture
-def folder(golden_folders: dict[str, Path], tmp_path: Path) -> Path:
-    for file in golden_folders["bytelevel"].iterdir():
-        (tmp_path / file.name).write_bytes(file.read_bytes())
-    return tmp_path
-
-
 def read(folder: Path, model_type: str = "llama", **settings: Any) -> TokenizerFile:
     named = {"bos_token": "<s>", "eos_token": "</s>", "unk_token": None, "pad_token": None}
     (folder / "config.json").write_text(json.dumps({"model_type": model_type}))

@@ -30,14 +30,6 @@ from evalution_enginekit.tokenizer import (
 pytest.importorskip("tokenizers", reason="needs evalution-enginekit[tokenizers]")
 
 
-@pytest.fixture
-def folder(golden_folders: dict[str, Path], tmp_path: Path) -> Path:
-    """The golden byte-level tokenizer: `<s>` is 0 and leads, `</s>` is 1."""
-    for file in golden_folders["bytelevel"].iterdir():
-        (tmp_path / file.name).write_bytes(file.read_bytes())
-    return tmp_path
-
-
 def write(file: Path, **content: Any) -> None:
     file.write_text(json.dumps(content))
 

@@ -27,13 +27,6 @@ TEXTS = [
 ]
 
 
-@pytest.fixture
-def folder(golden_folders: dict[str, Path], tmp_path: Path) -> Path:
-    for file in golden_folders["bytelevel"].iterdir():
-        (tmp_path / file.name).write_bytes(file.read_bytes())
-    return tmp_path
-
-
 def loaded(folder: Path, **options: Any) -> Any:
     """Through Transformers, as any model with tokenizer options is."""
     options.setdefault("tokenizer_kwargs", {"use_fast": True})

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from evalution.rows.local import Rows
+from evalution_core import BaseInferenceSession, Model
 from evalution_core.builtins import builtin_path
+from evalution_reference import Reference
 
 HERE = Path(__file__).parent
 DRAWS = 200
@@ -83,6 +85,12 @@ CLASSES = {
 }
 GROUP = {"task": ["tiny_choices", "tiny_others"]}
 MEAN = {"metric": "acc", "aggregation": "mean", "weight_by_size": True, "filter_list": "none"}
+
+
+@pytest.fixture(scope="module")
+def session() -> Iterator[BaseInferenceSession]:
+    with Reference(dtype="float64").build(Model("builtin:tiny")) as session:
+        yield session
 
 
 @pytest.fixture(scope="session")

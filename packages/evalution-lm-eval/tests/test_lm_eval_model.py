@@ -32,12 +32,6 @@ from evalution_reference import Reference
 PROMPT = "Question: What is 2 + 3?\nAnswer:"
 
 
-@pytest.fixture(scope="module")
-def session() -> Iterator[BaseInferenceSession]:
-    with Reference(dtype="float64").build(Model("builtin:tiny")) as session:
-        yield session
-
-
 @pytest.fixture
 def model(session: BaseInferenceSession) -> EvalutionLM:
     return EvalutionLM(session=session)

@@ -24,11 +24,9 @@ from evalution_core import (
     BaseInferenceSession,
     Capability,
     InvalidRequestError,
-    Model,
     RequestFailure,
 )
 from evalution_lm_eval import EvalutionLM, LmEval
-from evalution_reference import Reference
 
 OWN_CODE = """
 import numpy
@@ -65,12 +63,6 @@ class Own(ConfigurableTask):
 ALL = ("tiny_choices", "tiny_sums", "tiny_prose", "tiny_last_word", "tiny_classes", "tiny_group")
 DRAWS = 200
 Evaluate = Callable[..., dict[str, Any]]
-
-
-@pytest.fixture(scope="module")
-def session() -> Iterator[BaseInferenceSession]:
-    with Reference(dtype="float64").build(Model("builtin:tiny")) as session:
-        yield session
 
 
 def declare(folder: Path, *tasks: str, **options: Any) -> LmEval:
