@@ -38,7 +38,6 @@ from evalution_training.rollout import RolloutCheck, RolloutResult  # noqa: E402
 from evalution_transformers.session import TransformersSession  # noqa: E402
 
 PROSE = [evalution.Perplexity(data="builtin:tiny/prose", text="text", max_rows=8)]
-TINY = Model("builtin:tiny")
 README = Path(__file__).parents[1] / "README.md"
 
 

@@ -12,7 +12,6 @@ from typing import Any
 import pytest
 
 MOCK = "evalution_enginekit.mock:Mock"
-ROW = {"question": "1 + 1?", "answer": "2", "choices": ["1", "2"], "right": 1}
 TEST = '{type: generation, data: rows.jsonl, prompt: "Q: {question}", target: answer}'
 
 

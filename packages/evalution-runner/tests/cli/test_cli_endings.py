@@ -22,8 +22,6 @@ from evalution.cli.run import finish_in_flight
 from evalution.cli.signals import SignalReceived
 from evalution_core import EngineRuntimeError
 
-MOCK = "evalution_enginekit.mock:Mock"
-ROW = {"question": "1 + 1?", "answer": "2"}
 TEST = '{type: generation, data: rows.jsonl, prompt: "Q: {question}", target: answer}'
 
 

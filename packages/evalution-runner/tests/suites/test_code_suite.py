@@ -14,7 +14,6 @@ from evalution.suites.code_suite import estimate_pass, find_code_block
 from evalution_core import Capability, ConfigurationError, GenerationOutput
 from evalution_enginekit.mock import Mock, MockSession
 
-ROWS = Path(__file__).parents[1] / "data" / "rows"
 ROW = {
     "prompt": "def add(a, b):\n",
     "test": "def check(candidate):\n    assert candidate(2, 3) == 5",
