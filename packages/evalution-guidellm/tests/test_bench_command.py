@@ -125,7 +125,7 @@ def test_ctrl_c_is_reported_and_leaves_no_folder(
     monkeypatch.setattr("evalution_guidellm.bench.command.run_guidellm", interrupted)
     found = run_in_process((*TINY, "--output", "b"), tmp_path, monkeypatch)
     assert found.exit_code == 130, found.output
-    assert found.stderr == "interrupted; a benchmark is written at its end, so there is none\n"
+    assert found.stderr == "interrupted; nothing saved: a benchmark is written at its end\n"
     assert not (tmp_path / "b").exists()
 
 

@@ -72,39 +72,49 @@ KeyVariable = Annotated[
 ]
 ProfileName = Annotated[
     Profile,
-    typer.Option(help="One after the other, so many at once, all at once, or so many a second."),
+    typer.Option(help="One request at a time, N at once, as many as possible, or R a second."),
 ]
 Concurrency = Annotated[
-    str | None, typer.Option(metavar="N,…", help="How many at once, a level each [default: 8].")
+    str | None,
+    typer.Option(metavar="N,…", help="Requests at once; each number is a level [default: 8]."),
 ]
-Rate = Annotated[str | None, typer.Option(metavar="R,…", help="Requests a second, a level each.")]
+Rate = Annotated[
+    str | None, typer.Option(metavar="R,…", help="Requests a second; each number is a level.")
+]
 Requests = Annotated[
     int | None,
-    typer.Option(min=1, help="A level's requests [default: 100, or all rows of --data]."),
+    typer.Option(min=1, help="Requests of each level [default: 100, or all rows of --data]."),
 ]
 Seconds = Annotated[
-    float | None, typer.Option(min=0.1, help="A level's time; what runs then is cut off.")
+    float | None,
+    typer.Option(min=0.1, help="Time limit of each level; requests still running are cut off."),
 ]
 PromptTokens = Annotated[
-    int | None, typer.Option(min=1, help="The length of made-up prompts [default: 256].")
+    int | None, typer.Option(min=1, help="Tokens of each generated prompt [default: 256].")
 ]
-OutputTokens = Annotated[int, typer.Option(min=1, help="Generated of each; with --data, at most.")]
+OutputTokens = Annotated[
+    int, typer.Option(min=1, help="Tokens of each answer; with --data, at most.")
+]
 Data = Annotated[
     Path | None,
     typer.Option(metavar="FILE", help="Prompts, a row each: .jsonl, .csv, .parquet or .txt."),
 ]
 Tokenizer = Annotated[
-    str | None, typer.Option(help="For made-up prompts; a folder or a Hub name [default: MODEL].")
+    str | None, typer.Option(help="For generated prompts; a folder or a Hub name [default: MODEL].")
 ]
-Chat = Annotated[bool, typer.Option("--chat", help="Through the model's chat template.")]
-Seed = Annotated[int, typer.Option(help="Of the made-up prompts.")]
+Chat = Annotated[bool, typer.Option("--chat", help="Apply the model's chat template.")]
+Seed = Annotated[int, typer.Option(help="Seed of the generated prompts.")]
 Output = Annotated[
     Path | None,
-    typer.Option(metavar="DIR", help="The folder [default: runs/<date-time>-bench-<model>]."),
+    typer.Option(
+        metavar="DIR", help="A folder for the report [default: runs/<date-time>-bench-<model>]."
+    ),
 ]
 NoCheckFirst = Annotated[
     bool,
-    typer.Option("--no-check-first", help="Don't load the model once before, to find mistakes."),
+    typer.Option(
+        "--no-check-first", help="Skip the trial load that finds mistakes before the benchmark."
+    ),
 ]
 Debug = Annotated[bool, typer.Option("--debug", help="Show tracebacks.")]
 
@@ -157,7 +167,7 @@ def bench(
     try:
         _bench(subject, load, chat=chat, tokenizer=tokenizer, output=output)
     except KeyboardInterrupt as error:
-        print("interrupted; a benchmark is written at its end, so there is none", file=sys.stderr)
+        print("interrupted; nothing saved: a benchmark is written at its end", file=sys.stderr)
         raise typer.Exit(find_signal_status(error)) from None
 
 

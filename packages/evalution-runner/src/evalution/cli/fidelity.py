@@ -49,7 +49,9 @@ TextOption = Annotated[
 ]
 WindowOption = Annotated[
     int | None,
-    typer.Option(min=2, help="Tokens fed at most [default: what both take, at most 2048]."),
+    typer.Option(
+        min=2, help="Tokens of one window [default: what both engines take, at most 2048]."
+    ),
 ]
 LimitOption = Annotated[
     int | None, typer.Option(min=1, help="At most that many rows of each test.")
@@ -60,14 +62,17 @@ ControlOption = Annotated[
     str | None,
     typer.Option(
         metavar="SPEC",
-        help="The reference's model on the candidate's engine [default: tried by itself].",
+        help="A spec of the reference's model on the candidate's engine, to separate what the "
+        "engine and what the weights change [default: tried if the engine can load it].",
     ),
 ]
-NoControlOption = Annotated[bool, typer.Option("--no-control", help="Look for no control.")]
+NoControlOption = Annotated[
+    bool, typer.Option("--no-control", help="Run no control, even where one is possible.")
+]
 FolderOption = Annotated[
     str | None,
     typer.Option(
-        "--output", "-o", help="A folder for fidelity.json; the same again goes on where it was."
+        "--output", "-o", help="A folder for fidelity.json; the same command again continues."
     ),
 ]
 
@@ -85,7 +90,10 @@ def compare(
     text: TextOption = None,
     window: WindowOption = None,
     top: Annotated[
-        int, typer.Option(min=1, help="Likeliest tokens to ask an engine for that has no rows.")
+        int,
+        typer.Option(
+            min=1, help="Most likely tokens to compare, if an engine gives no whole distributions."
+        ),
     ] = 20,
     limit: LimitOption = None,
     output: FolderOption = None,

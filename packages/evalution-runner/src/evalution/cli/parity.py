@@ -29,13 +29,13 @@ def parity(
         float, typer.Option(min=0.0, help="The largest difference of a log-probability, in nats.")
     ] = 1e-4,
     decisions: Annotated[
-        int, typer.Option(min=0, help="Decisions that may differ, near ties aside.")
+        int, typer.Option(min=0, help="Answers that may differ, not counting near ties.")
     ] = 0,
     limit: Annotated[
         int | None, typer.Option(min=1, help="At most that many rows of each test.")
     ] = None,
     text: Annotated[
-        bool, typer.Option("--text", help="Ask by text, for an engine that takes no ids.")
+        bool, typer.Option("--text", help="Send texts, for an engine that takes no token ids.")
     ] = False,
     as_json: JsonOption = False,
     debug: DebugOption = False,
