@@ -315,8 +315,8 @@ def test_p_that_favours_the_worse_score_is_no_evidence_for_it() -> None:
         "0.8000", "0.7200", "-0.0800", "left", f"{metric.test.p_value:.4f}", "mcnemar"
     ]  # fmt: skip
     assert (
-        "s: acc is better in the left run, and the rows that p is of favour the other: p is no "
-        "evidence for this difference"
+        "s: acc is better in the left run, and the rows that p is computed from favour the other: "
+        "p is no evidence for this difference"
     ) in list_remarks(found)
     assert not compare(left, left)["s"].metrics[0].is_contradicted
     (metric,) = compare(left, run([sample(n, float(n < 60)) for n in range(100)]))["s"].metrics

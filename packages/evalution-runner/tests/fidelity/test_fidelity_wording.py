@@ -95,7 +95,7 @@ def test_lower_bound_is_called_one_with_the_covered_mass(make_fidelity: Any) -> 
     )
     with_control = describe_result(make_fidelity(top=20))
     assert "beyond the at least 0.0115" in with_control[0]
-    assert "one of two lower bounds, and bounds nothing" in " ".join(with_control)
+    assert "both lower bounds, so their difference is no bound" in " ".join(with_control)
 
 
 def test_difference_of_exactly_zero_is_remarked(make_fidelity: Any) -> None:
@@ -133,7 +133,7 @@ def test_decisions_are_counted_both_ways(make_fidelity: Any) -> None:
         in lines
     )
     assert (
-        "Of 20 greedy completions 14 are the same; half of the others part "
+        "Of 20 greedy completions 14 are the same; half of the others differ "
         "within 9 tokens." in lines
     )
 

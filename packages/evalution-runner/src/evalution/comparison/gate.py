@@ -400,14 +400,14 @@ def _find_bound(found: FidelityResult) -> str | None:
     whole, remedy = found.overall, "measure with engines that give whole distributions"
     if whole.candidate.divergence.is_lower_bound and not whole.contrast:
         return (
-            "only the likeliest tokens were compared, so this is a lower bound, which proves no "
-            f"nearness; {remedy}"
+            "only the likeliest tokens were compared, so this is a lower bound, and the true value "
+            f"may be above the margin; {remedy}"
         )
     arms = [arm for arm in (whole.candidate, whole.control) if arm is not None]
     if whole.contrast and any(arm.divergence.is_lower_bound for arm in arms):
         return (
-            "only the likeliest tokens were compared, and what lower bounds differ by bounds "
-            f"nothing; {remedy}"
+            "only the likeliest tokens were compared, and the difference of two lower bounds is "
+            f"no bound; {remedy}"
         )
     return None
 
@@ -447,7 +447,7 @@ def _read_estimate(
     if figure == "kl" and low > margin:
         obstacle = None  # a lower bound that is too large is too large
     if low == high != 0.0:
-        obstacle = "all documents differ by as much, which says nothing of others; measure more"
+        obstacle = "all documents differ equally, so their spread is unknown; measure more rows"
     return replace(found, interval=(low, high), obstacle=obstacle)
 
 

@@ -135,8 +135,8 @@ def list_remarks(
             if metric.is_contradicted:
                 better = sides[metric.winner == "right"]
                 yield (
-                    f"{suite.name}: {metric.name} is better in the {better} run, and the rows that "
-                    "p is of favour the other: p is no evidence for this difference"
+                    f"{suite.name}: {metric.name} is better in the {better} run, and the rows "
+                    "that p is computed from favour the other: p is no evidence for this difference"
                 )
 
 

@@ -191,8 +191,7 @@ def _describe_doubt(result: FidelityResult) -> Iterator[str]:
         )
     if whole.contrast is not None and divergence.is_lower_bound:
         yield (
-            "The difference of candidate and control is one of two lower bounds, and bounds "
-            "nothing itself."
+            "Candidate and control are both lower bounds, so their difference is no bound itself."
         )
 
 
@@ -220,7 +219,7 @@ def _describe_zero(name: str, divergence: Divergence) -> Iterator[str]:
 def _describe_tail(divergence: Divergence) -> Iterator[str]:
     if 0 < divergence.kl.value < math.inf and divergence.top_share >= _TAIL_SHARE:
         yield (
-            f"Few tokens make the mean: the worst 1 % of positions carry "
+            f"A few tokens dominate the mean: the worst 1 % of positions carry "
             f"{format_share(divergence.top_share)} of it, and half of all have at most "
             f"{format_nats(divergence.median)}."
         )
@@ -240,7 +239,7 @@ def _describe_greedy(greedy: GreedyDivergence | None) -> Iterator[str]:
     if greedy is not None and greedy.prompts:
         line = f"Of {greedy.prompts:,} greedy completions {greedy.same:,} are the same"
         if greedy.first_steps:
-            line += f"; half of the others part within {median_low(greedy.first_steps)} tokens"
+            line += f"; half of the others differ within {median_low(greedy.first_steps)} tokens"
         yield f"{line}."
 
 

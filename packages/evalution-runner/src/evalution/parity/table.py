@@ -87,7 +87,7 @@ def _list_worst(differences: Iterable[TokenDifference]) -> Iterator[str]:
     for worst in differences:
         token = "" if worst.token_id is None else f" (id {worst.token_id})"
         yield (
-            f"most apart is row {worst.row}, request {worst.request}, token "
+            f"one of the largest differences: row {worst.row}, request {worst.request}, token "
             f"{worst.position}{token}: {_show(worst.left)} against {_show(worst.right)}"
         )
 
