@@ -130,6 +130,7 @@ def test_dead_runtime_ends_the_stream_with_the_keys_of_texts(echo: Echoes) -> No
     session.score = die
     with pytest.raises(EngineRuntimeError, match="the device is gone") as caught:
         raise_first_error(stream)
+    assert caught.value.in_flight
     assert set(caught.value.in_flight) <= {"1", "2", "3"}
 
 
