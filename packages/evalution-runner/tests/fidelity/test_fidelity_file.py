@@ -8,9 +8,8 @@ from xml.etree import ElementTree
 
 import pytest
 
-from evalution.fidelity.badge import make_badge
 from evalution.fidelity.result import Estimate, FidelityResult
-from evalution.fidelity.store import FIDELITY_FILE, read_fidelity, write_fidelity
+from evalution.fidelity.store import FIDELITY_FILE, make_badge, read_fidelity, write_fidelity
 from evalution_core import ConfigurationError
 
 HOSTILE = "</text><script>alert(1)</script>\"'&]]>\x00\ud800\u202e https://me:hunter2@host"
