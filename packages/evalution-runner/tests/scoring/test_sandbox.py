@@ -12,7 +12,6 @@ import pytest
 from evalution.scoring import sandbox
 from evalution.scoring.sandbox import (
     Limits,
-    Verdict,
     check_execution,
     find_missing_locks,
     run_program,
@@ -27,7 +26,7 @@ pytestmark = pytest.mark.skipif(
 )
 
 
-def run(source: str, limits: Limits = LIMITS) -> Verdict:
+def run(source: str, limits: Limits = LIMITS) -> str:
     return run_program(source, limits, "sandbox")
 
 
@@ -53,13 +52,13 @@ assert open("mine").read() == "x"
         ("def f(:", "SyntaxError"),
         ("import sys\nsys.exit(input())", "EOFError"),
         ("import sys\nsys.exit(0)", "SystemExit: 0"),
+        ("class passed(Exception):\n def __str__(self): 1 / 0\nraise passed", "passed: "),
         ("import os\nos._exit(0)", "ended before its tests did, with exit status 0"),
     ],
 )
 def test_a_program_passes_if_it_ends_without_an_exception(source: str, detail: str) -> None:
     verdict = run(source)
-    assert verdict.detail.startswith(detail)
-    assert verdict.is_passed == (detail == "passed")
+    assert verdict.startswith(detail)
 
 
 ATTACKS = {
@@ -90,7 +89,7 @@ except PermissionError: pass
 def test_attacks_are_not_permitted() -> None:
     attempts = [ATTEMPT.format(name=name, attack=attack) for name, attack in ATTACKS.items()]
     head = "import os, resource, socket, subprocess, time\ndone = []\n"
-    assert run(f"{head}{''.join(attempts)}\nassert not done, done").detail == "passed"
+    assert run(f"{head}{''.join(attempts)}\nassert not done, done") == "passed"
 
 
 def test_a_program_can_neither_read_nor_write_nor_delete_a_file_outside(tmp_path: Path) -> None:
@@ -111,7 +110,7 @@ def test_a_program_can_neither_read_nor_write_nor_delete_a_file_outside(tmp_path
         f"try:\n    {attempt}\n    done.append({attempt!r})\nexcept OSError: pass\n"
         for attempt in attempts
     )
-    assert run(f"{source}assert not done, done").detail == "passed"
+    assert run(f"{source}assert not done, done") == "passed"
     assert secret.read_text() == "secret"
     assert [file.name for file in tmp_path.iterdir()] == ["token"]
 
@@ -125,13 +124,13 @@ def test_a_program_sees_an_empty_folder_and_no_environment(
         "assert set(os.environ) <= {'HOME', 'TMPDIR', 'LC_CTYPE'}, os.environ\n"
         "open('left', 'w')\nassert False, os.getcwd()"
     )
-    folder = Path(verdict.detail.removeprefix("AssertionError: "))
+    folder = Path(verdict.removeprefix("AssertionError: "))
     assert folder.name.startswith("evalution-")
     assert not folder.exists()
 
 
 def test_an_allocation_of_10_gb_is_refused() -> None:
-    assert run("x = bytearray(10 * 10**9)").detail == "MemoryError: "
+    assert run("x = bytearray(10 * 10**9)") == "MemoryError: "
 
 
 @pytest.mark.parametrize("ignored", ["", "import signal\nsignal.signal(signal.SIGALRM, print)\n"])
@@ -139,18 +138,18 @@ def test_an_endless_loop_is_killed(ignored: str, monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(sandbox, "START_LIMIT_S", 0.6)
     before = time.monotonic()
     verdict = run(f"{ignored}while True: pass", Limits(0.2, 1 << 30))
-    assert verdict == Verdict(False, "killed: takes longer than 0.2 s")
+    assert verdict == "killed: takes longer than 0.2 s"
     assert time.monotonic() - before < 60
 
 
 def test_huge_output_is_dropped_and_a_huge_file_refused() -> None:
-    assert run("for _ in range(20): print('x' * 10**6)").detail == "passed"
-    assert run("open('f', 'w').write('x' * 2 * 10**7)").detail.startswith("OSError: [Errno 27]")
+    assert run("for _ in range(20): print('x' * 10**6)") == "passed"
+    assert run("open('f', 'w').write('x' * 2 * 10**7)").startswith("OSError: [Errno 27]")
     flooded = run(
         "import os\nfor fd in range(3, 20):\n"
         " try: os.write(fd, b'x' * 2 * 10**7)\n except OSError: pass"
     )
-    assert not flooded.is_passed
+    assert flooded != "passed"
 
 
 def test_code_is_refused_without_permission() -> None:
@@ -176,7 +175,7 @@ def test_a_process_without_all_locks_runs_nothing(
     without = tmp_path / "locked_process.py"
     without.write_text(source.replace('"x86_64"', '"other"').replace('"aarch64"', '"another"'))
     monkeypatch.setattr(sandbox, "__file__", str(tmp_path / "sandbox.py"))
-    assert run("pass") == Verdict(False, "not run: a lock is missing")
+    assert run("pass") == "not run: a lock is missing"
     partial = run_program("import os\nos.fork()", LIMITS, "partial")
-    assert not partial.is_passed or os.geteuid() == 0
-    assert json.dumps(partial.detail)
+    assert partial != "passed" or os.geteuid() == 0
+    assert json.dumps(partial)

@@ -226,7 +226,7 @@ def run_source(source: str) -> str | None:
         try:
             return f"{type(error).__name__}: {error}"[:MOST_DETAIL]
         except BaseException:  # noqa: BLE001 - an exception of the program's own may not be printable
-            return type(error).__name__[:MOST_DETAIL]
+            return f"{type(error).__name__}: "[:MOST_DETAIL]  # never the word for a pass
     return None
 
 

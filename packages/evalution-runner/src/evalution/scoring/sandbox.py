@@ -32,6 +32,9 @@ container."""
 _CONTAINED: tuple[Execution, ...] = ("docker", "podman")
 
 
+PASSED = "passed"
+
+
 @dataclass(frozen=True, slots=True)
 class Limits:
     """Wall seconds and bytes of memory that one program may take; the image of its container."""
@@ -39,14 +42,6 @@ class Limits:
     time_s: float
     memory_bytes: int
     image: str = DEFAULT_IMAGE
-
-
-@dataclass(frozen=True, slots=True)
-class Verdict:
-    """Outcome of a program: passed if it ended without an exception, else what was wrong."""
-
-    is_passed: bool
-    detail: str
 
 
 def check_execution(execution: Execution | None, image: str = DEFAULT_IMAGE) -> tuple[str, ...]:
@@ -95,21 +90,22 @@ def _try_container(execution: Execution, image: str) -> None:
         )
 
 
-def run_program(source: str, limits: Limits, execution: Execution) -> Verdict:
-    """Run a Python program in an empty folder; it passes if it ends without an exception.
+def run_program(source: str, limits: Limits, execution: Execution) -> str:
+    """Run a Python program in an empty folder; return `passed`, or what was wrong.
+
+    It passes if it ends without an exception.
 
     Its input is empty and its output dropped. The process, and whatever it started, is killed
     before this returns.
     """
     report, status = _run(source, limits, execution)
     if report.get("ended"):
-        error = report.get("error")
-        return Verdict(error is None, error or "passed")
+        return report.get("error") or PASSED
     if report.get("missing"):
-        return Verdict(False, "not run: a lock is missing")
+        return "not run: a lock is missing"
     if -status in (signal.SIGALRM, signal.SIGXCPU, signal.SIGKILL):
-        return Verdict(False, f"killed: takes longer than {limits.time_s:g} s")
-    return Verdict(False, f"ended before its tests did, with exit status {status}")
+        return f"killed: takes longer than {limits.time_s:g} s"
+    return f"ended before its tests did, with exit status {status}"
 
 
 def _run(source: str, limits: Limits, execution: Execution) -> tuple[dict[str, Any], int]:

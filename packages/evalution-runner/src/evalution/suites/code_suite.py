@@ -15,13 +15,11 @@ from evalution.rows.local import Row
 from evalution.scoring.container import DEFAULT_IMAGE
 from evalution.scoring.filters import Filter
 from evalution.scoring.metrics import Mean, Measure, Metric, Score
-from evalution.scoring.sandbox import Execution, Limits, check_execution, run_program
+from evalution.scoring.sandbox import PASSED, Execution, Limits, check_execution, run_program
 from evalution.suites.generation_suite import AnswerSample, GenerationSuite
 from evalution.suites.row_suite import FewshotRow
 from evalution.user_input import LARGEST
 from evalution_core import Capability, GenerationOutput
-
-_PASSED = "passed"
 
 
 @dataclass(kw_only=True)
@@ -109,7 +107,7 @@ class CodeSuite(GenerationSuite):
 
     def score(self, sample: AnswerSample, answers: Sequence[GenerationOutput]) -> Score:
         scores = [super(CodeSuite, self).score(sample, [answer]) for answer in answers]
-        right = sum(score.extracted["tests"] == _PASSED for score in scores)
+        right = sum(score.extracted["tests"] == PASSED for score in scores)
         measures = {f"pass@{k}": Measure(estimate_pass(len(scores), right, k)) for k in self.k}
         if len(scores) == 1:
             return replace(scores[0], measures=measures)
@@ -123,9 +121,9 @@ class CodeSuite(GenerationSuite):
         limits = Limits(self.time_limit_s, self.memory_limit_mb << 20, self.container_image)
         head = self.head_text(sample.row) + self._find_indent(text, answer)
         program = f"{head}{self.find_code(answer)}\n{sample.expected}"
-        verdict = run_program(program, limits, self.execute)
+        outcome = run_program(program, limits, self.execute)
         remarks = [f"ran without a lock on {', nor '.join(unlocked)}"] if unlocked else []
-        return Score({}, text, {"tests": verdict.detail}, remarks)
+        return Score({}, text, {"tests": outcome}, remarks)
 
     def _find_indent(self, text: str, answer: str) -> str:
         """Return the blanks before an answer's first line, where they were cut off.
