@@ -244,6 +244,11 @@ class Subject:
             pytest.skip("the session's info.max_model_len is None")
         return window
 
+    @property
+    def probe_length(self) -> int:
+        """The window, up to `LONGEST_PROBE`."""
+        return min(self.window, LONGEST_PROBE)
+
     @cached_property
     def distribution(self) -> Distribution | None:
         """The installed distribution that the engine's package comes from."""

@@ -9,6 +9,7 @@ from dataclasses import replace
 from itertools import islice
 from typing import Any
 
+from evalution_conformance.subject import require_output
 from evalution_core import (
     GenerationOutput,
     GenerationRequest,
@@ -318,12 +319,6 @@ def _change_deltas(name: str, fault: str, change: Callable[[Any], Any]) -> None:
     session_fault(*caught_by)(type(name, (ToySession,), {"__doc__": fault, "stream": stream}))
 
 
-def _raise_failure(event: Any) -> Any:
-    if isinstance(event, RequestFailure):
-        raise event.error
-    return event
-
-
 _change_deltas(
     "StreamsTextWithoutLogprobs",
     "The output that ends a streamed text has no log-probabilities.",
@@ -335,7 +330,7 @@ _change_deltas(
     lambda event: replace(event, finish_reason=None),
 )
 _change_deltas(
-    "RaisesBadRequestsAmongDeltas", "One bad request ends the deltas of all.", _raise_failure
+    "RaisesBadRequestsAmongDeltas", "One bad request ends the deltas of all.", require_output
 )
 
 
@@ -415,7 +410,7 @@ class EndsAtABadText(_ChangesStreamedTexts):
     """One bad text ends the stream for all."""
 
     def change(self, result: Any) -> Any:
-        return _raise_failure(result)
+        return require_output(result)
 
 
 @session_fault("test_a_stream_of_texts_scores_as_the_list_does")

@@ -15,7 +15,7 @@ from evalution_conformance.assertions import (
 )
 from evalution_conformance.probes import PROMPTS, SENTENCE, WORDS, make_long_ids
 from evalution_conformance.reference_values import load_reference_values, require_window
-from evalution_conformance.subject import LONGEST_PROBE, Subject
+from evalution_conformance.subject import Subject
 from evalution_conformance.suite import fills_the_window, needs
 from evalution_core import (
     Capability,
@@ -170,7 +170,7 @@ class WindowChecks:
     @needs(Capability.GENERATE, Capability.LOGPROBS, Capability.LOGLIKELIHOOD, Capability.TOKEN_IDS)
     def test_a_completion_after_a_full_prompt_scores_the_same(self, subject: Subject) -> None:
         """After a prompt that fills the window, generated tokens have the values of scoring."""
-        room = min(subject.window, LONGEST_PROBE) - subject.max_new_tokens
+        room = subject.probe_length - subject.max_new_tokens
         for cut in range(_ENDINGS):
             prompt_ids = make_long_ids(subject.codec, room, seed=3)[: room - cut]
             output = subject.complete(subject.request("", input_ids=prompt_ids, logprobs=0))

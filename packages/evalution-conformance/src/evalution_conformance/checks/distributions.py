@@ -59,7 +59,7 @@ class DistributionChecks:
     @needs(Capability.LOGLIKELIHOOD)
     def test_rows_have_the_scores_of_their_tokens(self, subject: Subject) -> None:
         """Along a whole window, each token has in its row the value that it is scored with."""
-        token_ids = make_long_ids(subject.codec, _probe_length(subject) + 1, seed=6)
+        token_ids = make_long_ids(subject.codec, subject.probe_length + 1, seed=6)
         found: list[float] = []
         for _, block in read_blocks(subject.session, [DistributionRequest(token_ids)]):
             rows = cast(Any, block.rows)
@@ -156,13 +156,9 @@ class DistributionChecks:
             assert_same_rows(rows, known, "rows after others were closed", allow_rounding(subject))
 
 
-def _probe_length(subject: Subject) -> int:
-    return min(subject.window, LONGEST_PROBE)
-
-
 def _make_requests(subject: Subject) -> list[DistributionRequest]:
     """Make requests that begin or end alike, a short one, and one that fills the window."""
-    length = _probe_length(subject)
+    length = subject.probe_length
     ids = make_long_ids(subject.codec, min(length, _PROBE), seed=7)
     after = subject.prompt_ids(PROMPTS[0])
     spans = [

@@ -12,7 +12,7 @@ from evalution_conformance.assertions import (
 )
 from evalution_conformance.probes import PAIRS, PROMPTS, change_tokens, make_long_text
 from evalution_conformance.reference_values import WindowCase, require_window
-from evalution_conformance.subject import LONGEST_PROBE, Subject, open_stream, read_one
+from evalution_conformance.subject import Subject, open_stream, read_one
 from evalution_conformance.suite import needs
 from evalution_core import Capability, GenerationOutput, GenerationRequest, LoglikelihoodRequest
 
@@ -26,7 +26,7 @@ class IsolationChecks:
     @needs(Capability.LOGLIKELIHOOD)
     def test_a_long_neighbour_changes_no_score(self, subject: Subject) -> None:
         """Beside a pair that fills the window, short pairs have the scores that they have alone."""
-        context = make_long_text(subject.codec, _probe_length(subject), seed=4)
+        context = make_long_text(subject.codec, subject.probe_length, seed=4)
         pairs = [PAIRS[0], (context, " The"), *PAIRS[1:]]
         requests = [LoglikelihoodRequest(*pair) for pair in pairs]
         for index, (request, output) in enumerate(
@@ -73,7 +73,7 @@ class IsolationChecks:
         self, subject: Subject
     ) -> None:
         """Log-probabilities of generated tokens don't depend on batch neighbours."""
-        length = _probe_length(subject) - subject.max_new_tokens
+        length = subject.probe_length - subject.max_new_tokens
         prompts = [*PROMPTS, make_long_text(subject.codec, length, seed=5), *reversed(PROMPTS)]
         requests = [subject.request(prompt, logprobs=0) for prompt in prompts]
         for index, (request, output) in enumerate(
@@ -93,10 +93,6 @@ class IsolationChecks:
             found = subject.score(*pairs)
         for output, alone in zip(found, expected, strict=True):
             assert_same_score(subject, output, alone, "a pair beside running completions and alone")
-
-
-def _probe_length(subject: Subject) -> int:
-    return min(subject.window, LONGEST_PROBE)
 
 
 def _read_context(subject: Subject, case: WindowCase) -> list[int]:
