@@ -82,6 +82,18 @@ def test_a_file_of_another_mtime_or_size_is_read_again(weights: Path, hashed: li
     assert len(hashed) == 3
 
 
+@pytest.mark.usefixtures("cache")
+def test_a_file_in_place_of_another_is_read_though_size_and_mtime_are_the_same(
+    weights: Path,
+) -> None:
+    files_identity([weights])
+    other = weights.with_name("other")
+    other.write_bytes(b"WEIGHTS")
+    os.utime(other, ns=(weights.stat().st_atime_ns, weights.stat().st_mtime_ns))
+    other.replace(weights)
+    assert files_identity([weights]) == {weights.name: hashlib.sha256(b"WEIGHTS").hexdigest()}
+
+
 @pytest.mark.parametrize("content", ["{broken", "[]", '{"a": 1}', ""])
 def test_broken_hash_cache_is_rewritten(
     cache: Path, weights: Path, hashed: list[str], content: str
@@ -159,6 +171,37 @@ def test_a_model_is_its_weights_configuration_and_tokenizer(checkpoint: Path) ->
     assert told(checkpoint) == OWN
 
 
+@pytest.mark.parametrize(
+    "name",
+    [
+        "adapter_config.json", "config.5.0.json", "params.json", "tekken.json", "v3-tekken.json",
+        "emoji.json", "word_shape.json", "byte_maps.json", "target_vocab.json", "dict.txt",
+        "qwen.tiktoken", "source.spm", "bpe.codes", "prophetnet.tokenizer", "spiece.model",
+        "additional_chat_templates/default.jinja",
+    ],
+)  # fmt: skip
+def test_every_file_that_a_loader_looks_for_counts(checkpoint: Path, name: str) -> None:
+    (checkpoint / name).parent.mkdir(exist_ok=True)
+    (checkpoint / name).write_text("more")
+    shown = f"tokenizer/{name}" if "/" in name else name
+    assert told(checkpoint) == {**OWN, shown: sha256("more")}
+
+
+def test_files_that_arguments_name_count(checkpoint: Path, tmp_path: Path) -> None:
+    fill(checkpoint / "deep", model__safetensors="deep", tokenizer__json="deep", a__md="prose")
+    found = told(checkpoint, model_kwargs={"subfolder": "deep"})
+    deep = {f"deep/{name}": sha256("deep") for name in ("model.safetensors", "tokenizer.json")}
+    assert found == {**OWN, **deep}
+    inside = {"subfolder": "deep"}
+    found = told(checkpoint, tokenizer_kwargs=inside)
+    deep = {"tokenizer/deep/tokenizer.json": sha256("deep")}
+    assert found == {**OWN, **deep, "tokenizer_kwargs": inside}
+    other = fill(tmp_path / "other", a__gguf="words", b__gguf="others")
+    gguf = {"gguf_file": "a.gguf"}
+    found = told(checkpoint, tokenizer_path=str(other), tokenizer_kwargs=gguf)
+    assert found == {**OWN, "tokenizer/a.gguf": sha256("words"), "tokenizer_kwargs": gguf}
+
+
 @pytest.mark.parametrize("by", ["tokenizer", "tokenizer_path"])
 def test_another_tokenizer_makes_it_another_model(
     checkpoint: Path, tmp_path: Path, by: str
@@ -220,6 +263,24 @@ def test_a_model_on_the_hub_is_its_repository_and_commit(checkpoint: Path) -> No
     assert here is not None
     assert "repository" not in here
     assert shown.items() <= here.items()
+
+
+def test_the_commit_is_that_of_the_files_in_the_cache(tmp_path: Path) -> None:
+    pytest.importorskip("huggingface_hub", reason="huggingface_hub is not installed")
+    folder = tmp_path / "models--owner--name"
+    for name in ("config.json", "a/config.json", "b.gguf"):
+        file = folder / "snapshots" / "f00d" / name
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.touch()
+    (folder / "refs").mkdir()
+    (folder / "refs" / "main").write_text("f00d")
+    for named in ({}, {"subfolder": "a"}, {"gguf_file": "b.gguf"}):
+        model = Model("owner/name", model_kwargs={"cache_dir": str(tmp_path), **named})
+        found = checkpoint_identity(model, None, (), None)
+        assert found is not None
+        assert found["revision"] == "f00d"
+    elsewhere = Model("owner/other", model_kwargs={"cache_dir": str(tmp_path)})
+    assert checkpoint_identity(elsewhere, None, (), None) is None
 
 
 def test_variables_of_the_chat_template_count(checkpoint: Path) -> None:

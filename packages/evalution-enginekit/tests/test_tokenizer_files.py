@@ -362,7 +362,7 @@ def test_without_a_folder_the_tokenizer_comes_from_the_hub(monkeypatch: pytest.M
         return ByteTokenizer()
 
     monkeypatch.setattr(module, "_load_hf_tokenizer", load)
-    monkeypatch.setattr(module, "_find_cached_file", lambda *_: None)
+    monkeypatch.setattr(module, "find_cached_file", lambda *_: None)
     for model in (Model("owner/name"), Model("owner/name", tokenizer_path="owner/other")):
         load_tokenizer(model, None, {7})
     assert asked == [("owner/name", {7}), ("owner/other", {7})]

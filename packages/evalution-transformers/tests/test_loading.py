@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import huggingface_hub
 import pytest
 import torch
 import transformers
@@ -14,7 +16,7 @@ from safetensors.torch import load_file, save_file
 
 from evalution_core import ConfigurationError, LoglikelihoodRequest, Model
 from evalution_transformers import Transformers, TransformersCompat
-from evalution_transformers.load import to_plain
+from evalution_transformers.load import _find_identity, to_plain
 from evalution_transformers.runtime import CudnnAttention
 
 # peft's use of it
@@ -30,6 +32,19 @@ def test_a_checkpoint_that_lacks_weights_is_refused(write_checkpoint: Callable[.
     save_file(weights, folder / "model.safetensors", {"format": "pt"})
     with pytest.raises(ConfigurationError, match=r"lacks 1 weights .*\(lm_head.weight\).*random"):
         Transformers(device="cpu").build(Model(str(folder)))
+
+
+def test_a_model_in_the_cache_of_the_hub_is_its_repository_and_commit(
+    monkeypatch: pytest.MonkeyPatch, write_checkpoint: Callable[..., Path], tmp_path: Path
+) -> None:
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_CACHE", str(tmp_path / "hub"))
+    commit = "0123456789abcdef" * 2 + "01234567"
+    folder = tmp_path / "hub" / "models--owner--name"
+    shutil.copytree(write_checkpoint(), folder / "snapshots" / commit)
+    (folder / "refs").mkdir()
+    (folder / "refs" / "main").write_text(commit)
+    with Transformers(device="cpu").build(Model("owner/name")) as session:
+        assert session.identity() == {"repository": "owner/name", "revision": commit}
 
 
 def test_broken_weights_are_refused(write_checkpoint: Callable[..., Path]) -> None:
@@ -91,6 +106,45 @@ def test_an_adapter_changes_answers_and_identity(
         assert "adapter/adapter_model.safetensors" in (session.identity() or {})
     assert found.logprob == pytest.approx(right, abs=1e-4)
     assert abs(found.logprob - plain.logprob) > 1e-2
+
+
+def test_an_adapter_as_the_model_is_identified_with_its_settings_and_its_base(
+    adapter: Path, write_checkpoint: Callable[..., Path]
+) -> None:
+    for file in write_checkpoint().glob("tokenizer*"):
+        shutil.copy(file, adapter)
+
+    def identify() -> Any:
+        with TransformersCompat(device="cpu").build(Model(str(adapter))) as session:
+            return session.identity()
+
+    found = [identify()]
+    assert {"adapter_config.json", "base/model.safetensors"} <= found[0].keys()
+    settings = json.loads((adapter / "adapter_config.json").read_text())
+    base = Path(settings["base_model_name_or_path"])
+    (adapter / "adapter_config.json").write_text(json.dumps({**settings, "lora_alpha": 64}))
+    found.append(identify())
+    weights = load_file(base / "model.safetensors")
+    weights["lm_head.weight"] *= 3
+    save_file(weights, base / "model.safetensors", {"format": "pt"})
+    found.append(identify())
+    assert found[0] != found[1] != found[2] != found[0]
+    shutil.copytree(base, adapter, dirs_exist_ok=True)
+    assert not any(name.startswith("base/") for name in identify())
+    (adapter / "adapter_config.json").rename(adapter / "deep.json")
+    (adapter / "deep").mkdir()
+    (adapter / "deep.json").rename(adapter / "deep" / "adapter_config.json")
+    (adapter / "adapter_model.safetensors").rename(adapter / "deep" / "adapter_model.safetensors")
+    elsewhere = Model(str(adapter), model_kwargs={"adapter_kwargs": {"subfolder": "deep"}})
+    with TransformersCompat(device="cpu").build(elsewhere) as session:
+        assert session.identity() is None
+
+
+def test_an_adapter_whose_base_is_not_here_is_not_identified(tmp_path: Path) -> None:
+    (tmp_path / "adapter_config.json").write_text('{"base_model_name_or_path": "owner/base"}')
+    for folder in (None, tmp_path):
+        found = _find_identity(Model("owner/name"), folder, "abc", None, is_adapted=True)
+        assert found is None
 
 
 def test_an_adapter_of_another_model_is_refused(

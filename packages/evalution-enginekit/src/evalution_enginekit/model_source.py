@@ -15,46 +15,49 @@ from typing import Any, cast
 from evalution_core import BaseEngine, ConfigurationError, Model
 from evalution_core.builtins import PREFIX, builtin_path
 from evalution_core.redaction import redact
-from evalution_enginekit.tokenizer import find_tokenizer_name
+from evalution_enginekit.tokenizer import find_cached_file, find_tokenizer_name
 
 _DESCRIBING_FILES = (
-    "config.json",
-    "hf_quant_config.json",  # of ModelOpt
-    "generation_config.json",
-    "special_tokens_map.json",
-    "added_tokens.json",
-    "merges.txt",
-    "tokenizer*",
-    "vocab*",
-    "*.jinja",
-    "*.model",
-    "*.py",
-)
-"""Files beside the weights that decide an answer: configuration, tokenizer, template, code."""
+    "config*.json", "generation_config.json", "hf_quant_config.json", "adapter_config.json",
+    "params.json", "special_tokens_map.json", "added_tokens.json", "*tekken*.json", "emoji.json",
+    "word_*.json", "byte_maps.json", "merges.txt", "dict.txt", "tokenizer*", "*vocab*",
+    "*.tokenizer", "*.model", "*.tiktoken", "*.spm", "*.codes", "*.jinja", "*.py",
+)  # fmt: skip
+"""Files beside the weights that decide an answer: configuration, tokenizer, template, code.
+
+The loaders of Transformers 5.23, ModelOpt and Mistral look for these names.
+"""
 
 
 def model_identity(model: Model, folder: Path, weights: Sequence[str]) -> dict[str, Any] | None:
     """Identify what answers for `model`, whose files are in `folder`: the SHA-256 of each, by name.
 
     `weights` are the glob patterns of the engine's weight files there; configuration and tokenizer
-    files are taken without being named. Files of a tokenizer that lies elsewhere are
-    `tokenizer/<name>`, and what `list_identity_arguments` returns is there too.
+    files are taken without being named, also those of a `subfolder`. Files of a tokenizer that lies
+    elsewhere are `tokenizer/<name>`, and what `list_identity_arguments` returns is there too.
 
     None where the tokenizer can't be identified by content: it is an object of the caller's, or
     comes from the Hub.
     """
     if not (model.tokenizer is None or isinstance(model.tokenizer, str)):
         return None
-    identity: dict[str, Any] = dict(
-        files_identity(_match_files(folder, (*weights, *_DESCRIBING_FILES)))
-    )
-    if (named := find_tokenizer_name(model)) is not None:
-        path = Path(named).expanduser()
-        if not path.exists():
-            return None
-        beside = _match_files(path if path.is_dir() else path.parent, _DESCRIBING_FILES)
-        files = beside if path.is_dir() else beside | {path}
-        identity |= {f"tokenizer/{name}": digest for name, digest in files_identity(files).items()}
+    named, given = find_tokenizer_name(model), model.tokenizer_kwargs
+    path = folder if named is None else Path(named).expanduser()
+    if not path.exists():
+        return None
+    place = path if path.is_dir() else path.parent
+    gguf = [Path(given["gguf_file"]).name] if "gguf_file" in given else []
+    describing = (*_DESCRIBING_FILES, *gguf)
+    parts = {"": _match_files(folder, (*weights, *describing))}
+    if inside := model.model_kwargs.get("subfolder"):
+        parts[f"{inside}/"] = _match_files(folder / inside, (*weights, *describing))
+    if named is not None:
+        parts["tokenizer/"] = _match_files(place, describing) | {path} - {place}
+    for inside in filter(None, ("additional_chat_templates", given.get("subfolder"))):
+        parts[f"tokenizer/{inside}/"] = _match_files(place / inside, describing)
+    identity: dict[str, Any] = {}
+    for prefix, files in parts.items():
+        identity |= {prefix + name: digest for name, digest in files_identity(files).items()}
     return identity | list_identity_arguments(model)
 
 
@@ -63,11 +66,16 @@ def checkpoint_identity(
 ) -> dict[str, Any] | None:
     """As `model_identity`; of a model without a folder, the repository and its commit `revision`.
 
-    None also where that isn't known, or where its tokenizer comes from elsewhere.
+    By default it is the commit that the loader has put into the Hub's cache. None also where that
+    isn't known, or where its tokenizer comes from elsewhere.
     """
     if folder is not None:
         identity = model_identity(model, folder, weights)
-    elif revision is None or model.tokenizer is not None or model.tokenizer_path is not None:
+    elif (
+        model.tokenizer is not None
+        or model.tokenizer_path is not None
+        or (revision := revision or _find_cached_commit(model)) is None
+    ):
         return None
     else:
         identity = {"repository": model.path, "revision": revision}
@@ -77,11 +85,19 @@ def checkpoint_identity(
     return identity
 
 
+def _find_cached_commit(model: Model) -> str | None:
+    given = model.model_kwargs
+    file = Path(given.get("subfolder", ""), given.get("gguf_file", "config.json"))
+    found = find_cached_file(
+        str(model.path), file.as_posix(), model.revision, given.get("cache_dir")
+    )
+    return None if found is None else found.parents[len(file.parts) - 1].name
+
+
 def read_commit_hash(config: object) -> str | None:
     """Return the Hub commit that a configuration of Transformers was read from.
 
-    None for a configuration from a folder. Transformers keeps it in an attribute that is there only
-    when it is known.
+    None for a configuration from a folder, and where Transformers doesn't keep it, as in 5.23.
     """
     commit: object = getattr(config, "_commit_hash", None)
     return None if commit is None else str(commit)
@@ -99,7 +115,7 @@ def list_identity_arguments(model: Model) -> dict[str, Any]:
 def files_identity(files: Iterable[Path]) -> dict[str, str]:
     """The SHA-256 of each file of one folder, by name.
 
-    A file of unchanged size and modification time is not read again.
+    A file of unchanged size and times, with the same number, is not read again.
 
     Raises:
         ValueError: the files are of several folders, where one name could stand for two.
@@ -120,8 +136,9 @@ def files_identity(files: Iterable[Path]) -> dict[str, str]:
 
 
 def _describe_state(file: Path) -> str:
-    status = file.stat()
-    return f"{file.resolve()}|{status.st_size}|{status.st_mtime_ns}"
+    state = file.stat()  # `cp -p` and `rsync -t` keep size and modification time
+    times = f"{state.st_mtime_ns}|{state.st_ctime_ns}"
+    return f"{file.resolve()}|{state.st_size}|{times}|{state.st_ino}"
 
 
 def _match_files(folder: Path, patterns: Iterable[str]) -> set[Path]:

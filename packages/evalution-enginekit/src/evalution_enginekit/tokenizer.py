@@ -335,7 +335,10 @@ def _read(
             raise
         alone.notice = f"{file} was read without Transformers, which refuses it: {error}"
         return alone
-    if alone is None and (cached := _find_cached_file(source, model.revision)) is not None:
+    if (
+        alone is None
+        and (cached := find_cached_file(source, "tokenizer.json", model.revision)) is not None
+    ):
         alone = TokenizerFile(cached, declared_eos)
     if alone is not None and (difference := find_difference(tokenizer, alone)) is not None:
         tokenizer.notice = (
@@ -352,14 +355,16 @@ def _has_transformers() -> bool:
         return False
 
 
-def _find_cached_file(repository: str, revision: str | None) -> Path | None:
-    """Return the `tokenizer.json` of a model in the Hub's cache, if it is there."""
+def find_cached_file(
+    repository: str, name: str, revision: str | None, folder: str | None = None
+) -> Path | None:
+    """Return a file of a model in the Hub's cache, or in `folder` in its place, if it is there."""
     if Path(repository).exists():
         return None
     import huggingface_hub  # noqa: PLC0415 - it comes with Transformers
 
     found: object = huggingface_hub.try_to_load_from_cache(
-        repository, "tokenizer.json", revision=revision
+        repository, name, revision=revision, cache_dir=folder
     )
     return Path(found) if isinstance(found, str) else None
 

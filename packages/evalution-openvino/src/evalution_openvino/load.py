@@ -281,8 +281,6 @@ def _read(
 
 def _find_identity(model: Model, folder: Path | None, config: Any) -> dict[str, Any] | None:
     """Return hashes of a folder's files, or the commit of a repository; None if not known."""
-    if folder is not None:
-        folder /= str(model.model_kwargs.get("subfolder", ""))
     found = checkpoint_identity(model, folder, _WEIGHTS, read_commit_hash(config))
     if found is not None and model.model_kwargs:
         found["model_kwargs"] = redact(to_plain(model.model_kwargs))

@@ -17,7 +17,7 @@ import transformers
 
 from evalution_core import ConfigurationError, Model
 from evalution_core.redaction import redact
-from evalution_enginekit import Tokenizer, files_identity, load_tokenizer
+from evalution_enginekit import Tokenizer, files_identity, load_tokenizer, model_identity
 from evalution_enginekit.model_source import (
     checkpoint_identity,
     model_folder,
@@ -26,6 +26,7 @@ from evalution_enginekit.model_source import (
 )
 from evalution_enginekit.runtime import is_in_range
 from evalution_enginekit.tokenizer import HFTokenizer, parse_eos_ids
+from evalution_enginekit.tokenizer_classes import read_json
 from evalution_transformers.options import (
     ModelOptions,
     TransformersCompatOptions,
@@ -92,10 +93,12 @@ def load_model(options: CheckpointOptions, model: Model) -> LoadedModel:
     loaded = _load(str(folder or model.path), model, options, device)
     if isinstance(tokenizer, HFTokenizer):
         tokenizer.eos_ids |= read_declared_eos(loaded)
+    is_adapted = bool(getattr(loaded, "_hf_peft_config_loaded", False))
     if options.adapter is not None:
         _add_adapter(loaded, options.adapter)
     loaded.requires_grad_(requires_grad=False).eval()
-    identity = _find_identity(model, folder, read_commit_hash(loaded.config), options.adapter)
+    revision = read_commit_hash(loaded.config)
+    identity = _find_identity(model, folder, revision, options.adapter, is_adapted=is_adapted)
     return LoadedModel(loaded, tokenizer, identity)
 
 
@@ -127,22 +130,35 @@ def check_complete(path: str, report: Mapping[str, Any]) -> None:
 
 
 def _find_identity(
-    model: Model, folder: Path | None, revision: str | None, adapter: str | None
+    model: Model,
+    folder: Path | None,
+    revision: str | None,
+    adapter: str | None,
+    *,
+    is_adapted: bool,
 ) -> dict[str, Any] | None:
     """Return hashes of the files that answer or the Hub's revision, and the loader's arguments.
 
-    None where neither is known, as with an adapter or a tokenizer from the Hub.
+    `is_adapted`: at the model's path lies an adapter, of a base there or elsewhere. None where not
+    all is known, as with an adapter, its base or a tokenizer from the Hub.
     """
     identity = checkpoint_identity(model, folder, _WEIGHTS, revision)
     if identity is None:
         return None
-    subfolder = model.model_kwargs.get("subfolder")
-    if folder is not None and subfolder:
-        identity |= _hash_files(str(subfolder), folder / subfolder)
+    if is_adapted and (folder is None or not (folder / "adapter_config.json").is_file()):
+        return None
+    if is_adapted and folder is not None and not (folder / "config.json").is_file():
+        settings = read_json(folder / "adapter_config.json")
+        base = Path(str(settings.get("base_model_name_or_path")))
+        if not base.is_dir():
+            return None
+        files = model_identity(Model(model_kwargs=model.model_kwargs), base, _WEIGHTS) or {}
+        identity |= {f"base/{name}": digest for name, digest in files.items()}
     if adapter is not None:
         if not (adapted := Path(adapter).expanduser()).is_dir():
             return None
-        identity |= _hash_files("adapter", adapted)
+        files = files_identity(file for file in adapted.iterdir() if file.is_file())
+        identity |= {f"adapter/{name}": digest for name, digest in files.items()}
     if model.model_kwargs:
         identity["model_kwargs"] = redact(to_plain(model.model_kwargs))
     return identity
@@ -211,11 +227,6 @@ def _move(
     if "device_map" in arguments or (is_quantized and loaded.device.type != "cpu"):
         return loaded
     return loaded if loaded.device == device else loaded.to(device)
-
-
-def _hash_files(prefix: str, folder: Path) -> dict[str, str]:
-    files = files_identity(file for file in folder.iterdir() if file.is_file())
-    return {f"{prefix}/{name}": digest for name, digest in files.items()}
 
 
 def _add_adapter(model: LoadableModel, adapter: str) -> None:
