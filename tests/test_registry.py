@@ -82,6 +82,19 @@ def test_rule_that_the_report_does_not_prove_is_named(
     assert any(line.startswith(f"{rule} is 'done', and has to be 'todo'") for line in problems)
 
 
+def test_report_on_another_engine_or_of_a_day_to_come_rates_nothing(rated: registry.Rated) -> None:
+    change_report(rated, engine="Reference", distribution="evalution-reference")
+    file = rated.folder / registry.REPORT
+    file.write_text(json.dumps({**json.loads(file.read_text("utf-8")), "date": "9999-05-01"}))
+    assert list(registry.find_problems(rated)) == [
+        "conformance.json is of 9999-05-01, which is in the future; make it again",
+        "conformance.json is about the engine Reference, not CTranslate2; put a report on "
+        "CTranslate2 there",
+        "conformance.json is about the distribution evalution-reference, not "
+        "evalution-ctranslate2; put a report on evalution-ctranslate2 there",
+    ]
+
+
 def test_rule_that_is_done_may_not_be_called_open(rated: registry.Rated) -> None:
     (problem,) = registry.find_problems(state(rated, compared="todo"))
     assert problem.startswith("compared is 'todo', and has to be 'done' or exempt: answers were")

@@ -63,6 +63,10 @@ class Rated:
         return tomllib.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
 
     @property
+    def distribution(self) -> str:
+        return self.scale.get("distribution") or self.project["project"]["name"]
+
+    @property
     def runtime(self) -> str | None:
         """Version of the runtime that the report is about, None if it was a stand-in."""
         return self.checked.get("requirements", {}).get(self.scale["runtime"])
@@ -145,10 +149,21 @@ def find_problems(rated: Rated) -> Iterator[str]:
             expected = "done" if check(rated) else "todo"
             if status is not None and status != expected:
                 yield f"{rule} is {status!r}, and has to be {expected!r} or exempt: {meaning}"
-    if rated.report is not None and "date" not in rated.report:
-        yield f"{REPORT} has no date; write it with evalution-conformance 0.1 or newer"
+    if rated.report is not None:
+        yield from find_strange(rated, rated.report)
     if bool(rated.scale.get("unrated")) is (rated.report is not None):
         yield f"either there is a {REPORT}, or `unrated` says why there is none"
+
+
+def find_strange(rated: Rated, report: Mapping[str, Any]) -> Iterator[str]:
+    """Yield where a report is another engine's, or of no day that has been."""
+    if (written := report.get("date")) is None:
+        yield f"{REPORT} has no date; write it with evalution-conformance 0.1 or newer"
+    elif written > str(date.today() + timedelta(days=1)):  # it may be tomorrow elsewhere
+        yield f"{REPORT} is of {written}, which is in the future; make it again"
+    for fact, own in ("engine", rated.scale["engine"]), ("distribution", rated.distribution):
+        if (other := rated.checked.get(fact)) != own:
+            yield f"{REPORT} is about the {fact} {other}, not {own}; put a report on {own} there"
 
 
 def rate(rated: Rated) -> str | None:
@@ -167,7 +182,7 @@ def describe(rated: Rated) -> dict[str, Any]:
     here = f"tree/main/packages/{rated.folder.name}"
     entry: dict[str, Any] = {
         "engine": rated.scale["engine"],
-        "distribution": rated.scale.get("distribution") or project["name"],
+        "distribution": rated.distribution,
         "source": rated.scale.get("source") or f"{project['urls']['Source']}/{here}",
         "summary": rated.scale.get("summary") or project["description"],
         "rating": rate(rated),
