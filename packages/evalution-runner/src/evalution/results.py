@@ -90,6 +90,18 @@ def describe_precisions(
     )
 
 
+def is_other_model(engine: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
+    """True if two engines' records say what answers, and it isn't the same.
+
+    Two engines may read other files of one model: those that both name are compared.
+    """
+    left: dict[str, Any] = engine.get("identity") or {}
+    right: dict[str, Any] = other.get("identity") or {}
+    is_same = engine.get("name") == other.get("name")
+    names = left.keys() | right.keys() if is_same else left.keys() & right.keys()
+    return bool(left and right) and any(left.get(name) != right.get(name) for name in names)
+
+
 @dataclass(frozen=True, slots=True)
 class MetricResult:
     """A score over `n` samples; `value`, `stderr` and `interval` are None where undefined.

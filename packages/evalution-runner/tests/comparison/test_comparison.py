@@ -242,7 +242,12 @@ def test_texts_of_two_runs_are_never_in_memory(tmp_path: Path) -> None:
     [
         ({}, 0, 2, 0),
         ({"max_rows": 4, "order": "native", "batch_size": 2, "name": "s"}, 0, 2, 0),
+        ({"cache_dir": "c"}, 0, 2, 0),
         ({"num_fewshot": 5}, 2, 0, 2),
+        ({"cache_dir": "c", "num_fewshot": 5}, 2, 0, 2),
+        ({"data": "b.jsonl"}, 0, 2, 0),
+        ({"data": "b.jsonl", "num_fewshot": 5}, 0, 2, 0),
+        ({"subsets": "physics"}, 0, 2, 0),
     ],
 )
 def test_other_prompts_are_other_rows_unless_an_option_explains_them(
@@ -254,6 +259,11 @@ def test_other_prompts_are_other_rows_unless_an_option_explains_them(
     assert found.options == {n: [None, value] for n, value in options.items() if n != "name"}
     assert found.rows.paired == paired
     assert (found.rows.other_rows, found.rows.other_prompts) == (other_rows, other_prompts)
+
+
+def test_rows_of_a_file_that_was_moved_are_the_same() -> None:
+    sides = [run([sample(n) for n in range(2)], options={"data": name}) for name in ("a", "b")]
+    assert compare(*sides)["s"].rows.paired == 2
 
 
 def test_data_sets_that_differ_are_named_and_explain_no_prompt() -> None:

@@ -147,6 +147,12 @@ def test_tests_without_rows_have_no_p_value(test: type) -> None:
     assert (found.pairs, found.p_value, found.difference, found.interval) == (0, None, None, None)
 
 
+def test_interval_of_two_means_ends_where_their_range_does() -> None:
+    for row_range, ends in (((0.0, 1.0), (-1.0, 1.0)), ((0.0, None), (-8.5, 8.0))):
+        found = paired_t_test([0.9, 0.1], [0.0, 0.5], row_range, higher_is_better=True)
+        assert found.interval == pytest.approx(ends, abs=0.1)
+
+
 def test_one_row_has_a_difference_and_no_chance() -> None:
     found = paired_t_test([1.0], [3.0], higher_is_better=True)
     assert (found.difference, found.p_value, found.interval) == (2.0, None, None)

@@ -335,6 +335,30 @@ def test_infinite_divergence_is_blocked_unless_the_control_has_as_much(
     assert check(infinite)["kl"][0] == "ship"
 
 
+@pytest.mark.parametrize(
+    ("engine", "verdict"),
+    [
+        ({"name": "E", "identity": {"weights": "a", "config": "c"}}, "ship"),
+        ({"name": "E", "identity": {"weights": "b", "config": "c"}}, "undecided"),
+        ({"name": "E", "identity": {"other": "a", "config": "c"}}, "undecided"),
+        ({"name": "F", "identity": {"other": "a", "config": "c"}}, "ship"),
+        ({"name": "F", "identity": {"weights": "b"}}, "undecided"),
+        ({"name": "E", "identity": None}, "ship"),
+        ({}, "ship"),
+    ],
+)
+def test_measurement_of_another_model_decides_nothing(
+    measurement: FidelityResult, engine: dict[str, Any], verdict: str
+) -> None:
+    left, right = make_run([1.0] * 99), replace(make_run([1.0] * 99), engine=engine)
+    measured = {"name": "E", "identity": {"weights": "a", "config": "c"}}
+    found = with_kl(measurement, Estimate(0.002, 0.001, 0.003))
+    found = replace(found, candidate=replace(found.candidate, engine=measured))
+    *_, check = decide(Policy(loss=0.1, kl=0.01), compare(left, right), [found]).checks
+    assert check.verdict == verdict
+    assert ("is of another model than the candidate's run" in check.reason) == (verdict != "ship")
+
+
 def test_failed_windows_leave_a_measurement_undecided(measurement: FidelityResult) -> None:
     arm = measurement.overall.candidate
     broken = replace(arm, divergence=replace(arm.divergence, failed=1))

@@ -7,14 +7,20 @@ from typing import Any
 
 import pytest
 
+from evalution.fidelity.candidates import group_candidates
+from evalution.fidelity.result import FidelityResult
 from evalution.fidelity.store import write_fidelity
 
 
 @pytest.fixture
 def folders(folder: Path, make_fidelity: Any) -> Path:
+    q8 = make_fidelity(0.01, label="q8")
+    other = replace(q8.reference, engine={**q8.reference.engine, "identity": {"weights": "b"}})
     for name, result in {
         "q4": make_fidelity(0.03, label="q4"),
-        "q8": make_fidelity(0.01, label="q8"),
+        "q8": with_texts(q8, "a"),
+        "shots": with_texts(q8, "b"),
+        "weights": replace(q8, reference=other),
         "narrow": replace(make_fidelity(0.02), window=64),
     }.items():
         (folder / name).mkdir()
@@ -22,6 +28,10 @@ def folders(folder: Path, make_fidelity: Any) -> Path:
     (folder / "run").mkdir()
     (folder / "run" / "results.json").touch()
     return folder
+
+
+def with_texts(result: FidelityResult, digest: str) -> FidelityResult:
+    return replace(result, suites=[replace(suite, texts=digest) for suite in result.suites])
 
 
 def test_measurements_of_one_reference_are_compared(folders: Path, command_line: Any) -> None:
@@ -39,6 +49,8 @@ def test_measurements_of_one_reference_are_compared(folders: Path, command_line:
     ("arguments", "message"),
     [
         (["q4", "narrow"], "can't be compared: their reference, texts, window or mode differ"),
+        (["q8", "shots"], "can't be compared: their reference, texts, window or mode differ"),
+        (["q8", "weights"], "can't be compared: their reference, texts, window or mode differ"),
         (["q4", "q8", "--flipped", "3"], "--flipped is for runs"),
         (["q4", "nowhere"], "there is no "),
         (["run", "q4"], "q4 holds a fidelity measurement and run a run; compare two of one kind"),
@@ -48,3 +60,10 @@ def test_measurements_that_can_not_be_compared_are_reported(
     folders: Path, command_line: Any, assert_says: Any, arguments: list[str], message: str
 ) -> None:
     assert_says(command_line("compare", *arguments), 2, message)
+
+
+def test_result_without_a_digest_brings_no_other_texts_together(make_fidelity: Any) -> None:
+    old = make_fidelity()
+    groups = group_candidates([old, with_texts(old, "a"), with_texts(old, "b")])
+    texts = [[result.suites[0].texts for result in group] for group in groups]
+    assert texts == [[None, "a"], ["b"]]

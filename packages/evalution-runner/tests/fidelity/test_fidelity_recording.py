@@ -20,6 +20,7 @@ from evalution.fidelity import (
     record_reference,
 )
 from evalution.fidelity.lockstep import Blocks
+from evalution.fidelity.reference_file import ReferenceFile
 from evalution.fidelity.requests import Window
 from evalution.fidelity.sides import LiveSide
 from evalution.progress import Progress
@@ -51,6 +52,8 @@ def test_recorded_rows_give_nearly_the_figures_of_live_ones(tmp_path: Path) -> N
     assert divergence.same_top.value > 0.99
     assert found.overall.candidate.greedy is None
     assert record_reference(EXACT, [PROSE], file, OPTIONS) == count
+    with ReferenceFile(file) as recorded:
+        assert recorded.recording.texts == {"prose": found.suites[0].texts}
 
 
 def test_progress_of_a_recording_that_fails_is_closed(

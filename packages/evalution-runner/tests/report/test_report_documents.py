@@ -72,6 +72,16 @@ def test_score_of_groups_whose_rows_are_not_right_or_wrong_is_no_share(
         assert run["scores"][0]["is_share"] is is_share
 
 
+@pytest.mark.parametrize(("values", "is_share"), [([0.9, 0.3, 0.4, 0.0], False), (THIRD, True)])
+def test_graded_score_of_groups_is_no_share(
+    values: list[float], is_share: bool, make_run: Any, make_suite: Any
+) -> None:
+    found = Mean().estimate([*map(Measure, values * 9)], [at // 3 for at in range(len(values) * 9)])
+    result = MetricResult(*found[:2], True, len(values) * 9, found.interval, 12, (0.0, 1.0))
+    [run] = documents(make_run(make_suite("sums", metrics={"acc": result})))["runs"]["runs"]
+    assert run["scores"][0]["is_share"] is is_share
+
+
 def test_damaged_score_of_no_rows_is_no_share(make_run: Any, make_suite: Any) -> None:
     result = MetricResult(0.5, None, True, 0, (0.0, 1.0))
     [run] = documents(make_run(make_suite("sums", metrics={"acc": result})))["runs"]["runs"]

@@ -326,7 +326,8 @@ def test_rows_that_another_run_has_no_answer_to_are_not_graded(
     ("change", "message"),
     [
         ({"name": "rows", "new": "row"}, "no samples of a suite 'rows'; did you mean 'row'"),
-        ({"name": '"target":"4"', "new": '"target":"9"'}, "row 0 of .* is '9', here '4'"),
+        ({"name": '"target":"4"', "new": '"target":"9"'}, "row 0 of .* is '9', here '4'; name a"),
+        ({"name": '"prompt":"row 0', "new": '"prompt":"day 0'}, "row 0 of .* prompt is another on"),
     ],
 )
 def test_another_run_of_other_rows_is_refused(
@@ -339,3 +340,16 @@ def test_another_run_of_other_rows_is_refused(
     pairs = {"rubric": "{first}|{second}", "baseline_run": str(tmp_path / "other")}
     with pytest.raises(ConfigurationError, match=message):
         run(panel(answer_right), panel(approve), **pairs)
+
+
+def test_another_run_may_have_asked_in_other_words(run: Any, panel: Any, tmp_path: Path) -> None:
+    run(panel(answer_right), panel(approve), tmp_path / "other")
+    for file, old, new in (
+        ("results.json", '"num_fewshot": 0', '"num_fewshot": 2'),
+        ("samples.jsonl", '"prompt":"row', '"prompt":"solved, row'),
+    ):
+        path = tmp_path / "other" / file
+        path.write_text(path.read_text().replace(old, new))
+    pairs = {"rubric": "{first}|{second}", "baseline_run": str(tmp_path / "other")}
+    result = run(panel(answer_right), panel(lambda asked: "VERDICT: TIE"), **pairs)
+    assert result["rows-judged"].n == 6

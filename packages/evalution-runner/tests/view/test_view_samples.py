@@ -101,6 +101,28 @@ def test_flipped_samples_are_right_in_one_run_alone(suite: SuiteView, answered: 
         list_rows(suite, which="flipped")
 
 
+def test_two_runs_are_judged_by_the_first_metric_that_is_right_or_wrong_in_both() -> None:
+    values = [[(1.0, 0.0), (0.0, 1.0), (0.0, 0.0)], [(1.0, 0.0), (0.5, 0.0), (1.0, 0.0)]]
+    sides = [
+        view_samples([SampleResult("sums", row, "p", extracted={"em": name, "f1": "no"},
+                                   metrics={"f1": f1, "em": em})
+                      for row, (f1, em) in enumerate(rows)], name)
+        for name, rows in zip("ab", values, strict=True)
+    ]  # fmt: skip
+    assert [side.judged_by for side in sides] == ["f1", "em"]
+    for here, there in (sides, sides[::-1]):
+        page = list_samples(here, SampleQuery(which="flipped"), there)
+        assert page["judged_by"] == "em"
+        [row] = page["samples"]
+        other = {"extracted": there.run, "value": there.find_value(1), "right": there.run == "a"}
+        assert (row["index"], row["right"], row["other"]) == (1, here.run == "a", other)
+        assert row["extracted"] == here.run
+        sample = make_sample(here, 0, SampleQuery(which="wrong"), there)
+        assert (sample["right"], sample["next"]) == (False, 2 if here.run == "a" else 1)
+    sides[1].metrics = {"f1": True}
+    assert list_rows(sides[0], sides[1], which="flipped") == []
+
+
 def test_row_with_another_prompt_flips_only_between_suites_that_ask_otherwise() -> None:
     sides = [
         view_samples([SampleResult("sums", 0, prompt=prompt, metrics={"acc": right})])

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import os
 from array import array
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any, Literal, cast
 
@@ -45,13 +45,15 @@ def find_leaf_differences(left: Any, right: Any, at: str = "") -> Iterator[Diffe
         yield from find_leaf_differences(before.get(name), after.get(name), place)
 
 
-_OF_THE_ROWS = frozenset({"batch_size", "group", "max_rows", "name", "order", "row_indices"})
+_OF_THE_ROWS = frozenset({"batch_size", "cache_dir", "group", "max_rows", "order", "row_indices"})
 """Options that choose, arrange or group rows and leave their prompts as they are."""
+_SOURCES = frozenset({"data", "revision", "split", "subset", "subsets", "tasks"})
+"""Options that say which rows there are: another prompt may then be that of another row."""
 
 
-def ask_alike(differences: Iterable[str]) -> bool:
+def ask_alike(differences: Collection[str]) -> bool:
     """Return whether suites whose options differ so have the same prompt for the same row."""
-    return _OF_THE_ROWS.issuperset(differences)
+    return _OF_THE_ROWS.issuperset(differences) or not _SOURCES.isdisjoint(differences)
 
 
 @dataclass(slots=True)
@@ -366,7 +368,7 @@ def _compare_suite(name: str, sides: _Sides, *, with_texts: bool) -> SuiteCompar
         if before is not None and after is not None:
             ends = _join_ranges(*map(_find_range, (before, after), (metric, metric), columns))
             is_mean = ends is not None
-            places, values, one_sided = _pair_values(rows, columns, metric, is_mean=is_mean)
+            places, values, one_sided = pair_values(rows, columns, metric, is_mean=is_mean)
             own = groups and [groups[place] for place in places]
             test = run_test(*values, own, ends, higher_is_better=before.higher_is_better)
             if found.flipped_by is None and test is not None and all(map(is_binary, values)):
@@ -409,7 +411,7 @@ def _find_groups(rows: Pairing, columns: _Columns) -> tuple[Sequence[int] | None
     return (left, "both") if is_same else (None, "neither")
 
 
-def _pair_values(
+def pair_values(
     rows: Pairing, columns: _Columns, metric: str, *, is_mean: bool
 ) -> tuple[Sequence[int], _Values, int]:
     """Return places of pairs that have a value on both sides, the values, and the pairs with one.

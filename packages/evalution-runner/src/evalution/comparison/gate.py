@@ -27,6 +27,7 @@ from evalution.comparison.comparison import (
 )
 from evalution.comparison.significance import make_score_interval, widen_end
 from evalution.fidelity.result import Estimate, FidelityResult
+from evalution.results import is_other_model
 from evalution.scoring.intervals import CONFIDENCE
 from evalution.yaml_spec.yaml_file import as_mapping, read_yaml
 from evalution_core import ConfigurationError
@@ -163,7 +164,8 @@ def decide(
     """
     _check_given(policy, comparison, measurements)
     of_runs = [] if comparison is None else [*_list_losses(policy, comparison)]
-    distances = [loss for found in measurements for loss in _list_distances(policy, found)]
+    run = {} if comparison is None else comparison.right.engine
+    distances = [loss for found in measurements for loss in _list_distances(policy, found, run)]
     unjudged = ["the two runs"] if comparison is not None and not of_runs else []
     unjudged += ["the fidelity measurements"] if measurements and not distances else []
     if unjudged or not (losses := [*of_runs, *distances]):
@@ -373,7 +375,7 @@ def _find_obstacle(rows: Pairing, metric: MetricComparison) -> str | None:
     return None
 
 
-def _list_distances(policy: Policy, found: FidelityResult) -> Iterator[_Loss]:
+def _list_distances(policy: Policy, found: FidelityResult, run: dict[str, Any]) -> Iterator[_Loss]:
     whole = found.overall
     side = whole.candidate.divergence
     label = str(found.candidate.model.get("label") or found.candidate.model.get("path"))
@@ -392,6 +394,10 @@ def _list_distances(policy: Policy, found: FidelityResult) -> Iterator[_Loss]:
                 judged = replace(judged, obstacle=failed)
             if excess is not None:
                 judged = replace(judged, loss=None, interval=None, excess=excess)
+            if is_other_model(run, found.candidate.engine):
+                other = "the measurement is of another model than the candidate's run, by the "
+                other += "`identity` of both; measure that model"
+                judged = replace(judged, excess=None, obstacle=other)
             yield judged
 
 

@@ -134,8 +134,10 @@ def paired_t_test(
         same = _scale(largest, make_score_interval(0, 0, pairs)) if mean == 0.0 else None
         shown = (1.0 if mean == 0.0 else coin_p(pairs, 0), mean, same)
         return PairedTest("paired t", pairs, *better, *shown, cautious_interval=cautious)
-    margin = two_sided_quantile(1 - CONFIDENCE, pairs - 1) * error
-    shown = (two_sided_p(mean / error, pairs - 1), mean, (mean - margin, mean + margin))
+    bound = math.inf if None in row_range else largest
+    quantile = two_sided_quantile(1 - CONFIDENCE, pairs - 1)
+    ends = normal_interval(mean, error, -bound, bound, quantile=quantile)
+    shown = (two_sided_p(mean / error, pairs - 1), mean, ends)
     return PairedTest("paired t", pairs, *better, *shown, cautious_interval=cautious)
 
 

@@ -41,12 +41,11 @@ COLUMNS = ("candidate", "mean KL", "weights", "less control", "p99", "same top",
 def group_candidates(results: Iterable[FidelityResult]) -> list[list[FidelityResult]]:
     """Return the results that can be compared together, the nearest first.
 
-    That is where the reference, the window, the mode and the positions are the same.
+    That is where the reference, the window, the mode and the texts are the same.
     """
     groups: list[list[FidelityResult]] = []
     for result in results:
-        key = _identify_measurement(result)
-        own = [group for group in groups if _identify_measurement(group[0]) == key]
+        own = [group for group in groups if all(_is_alike(result, other) for other in group)]
         if own:
             own[0].append(result)
         else:
@@ -56,13 +55,22 @@ def group_candidates(results: Iterable[FidelityResult]) -> list[list[FidelityRes
     return groups
 
 
+def _is_alike(one: FidelityResult, other: FidelityResult) -> bool:
+    """True if both are of the same windows; results without a digest of them have their counts."""
+    pairs = zip(one.suites, other.suites, strict=False)
+    return _identify_measurement(one) == _identify_measurement(other) and all(
+        left.texts == right.texts or None in (left.texts, right.texts) for left, right in pairs
+    )
+
+
 def _identify_measurement(result: FidelityResult) -> tuple[object, ...]:
-    model, engine = result.reference.model, result.reference.engine
+    engine = result.reference.engine
+    reference = (result.reference.model, *map(engine.get, ("name", "options", "identity")))
     positions = [
         (suite.name, suite.documents, suite.candidate.divergence.positions)
         for suite in result.suites
     ]
-    return model, engine.get("name"), engine.get("options"), result.window, result.top, positions
+    return reference, result.window, result.top, positions
 
 
 def make_candidate_row(result: FidelityResult) -> CandidateRow:

@@ -4,18 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
-from hashlib import sha256
 from itertools import groupby
 from pathlib import Path
-
-import numpy as np
 
 from evalution.fidelity.divergence import TopRows
 from evalution.fidelity.lockstep import RowSource, SessionTops
 from evalution.fidelity.measurement import FidelityOptions, check_suites, choose_window
 from evalution.fidelity.reference_file import Recording, ReferenceWriter, check_place
-from evalution.fidelity.requests import PreparedSuite, Window, prepare_suite
+from evalution.fidelity.requests import PreparedSuite, prepare_suite
 from evalution.fidelity.sides import LiveSide, open_live
+from evalution.fidelity.summary import digest_windows
 from evalution.progress import Progress
 from evalution.runs.preflight import EngineAndModel, check_engine, check_model
 from evalution.suites.suite import AnySuite, SuiteDeclaration
@@ -126,17 +124,10 @@ def _describe_recording(
         vocabulary=0 if isinstance(block, TopRows) else block.shape[1],
         tokenizer=side.tokenizer or "",
         window=window,
-        texts={suite.name: _digest_windows(suite.windows) for suite in suites},
+        texts={suite.name: digest_windows(suite.windows) for suite in suites},
         top=top,
         versions=side.read_versions(),
     )
-
-
-def _digest_windows(windows: Sequence[Window]) -> str:
-    digest = sha256()
-    for window in windows:
-        digest.update(np.asarray([window.start, *window.input_ids], "<i4").tobytes())
-    return digest.hexdigest()[:16]
 
 
 def _record_suite(

@@ -158,7 +158,8 @@ class Arm:
 class SuiteFidelity:
     """A suite, or a text: `documents` are its rows, or its groups of rows, which cluster intervals.
 
-    `contrast` is the mean of the candidate's `kl` less the control's at the same positions.
+    `contrast` is the mean of the candidate's `kl` less the control's at the same positions, `texts`
+    a digest of the suite's windows; None in an older result, and for all suites together.
     """
 
     name: str
@@ -167,6 +168,7 @@ class SuiteFidelity:
     candidate: Arm
     control: Arm | None = None
     contrast: Estimate | None = None
+    texts: str | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -129,7 +129,8 @@ class LiveSide:
 
     def read_versions(self) -> dict[str, str]:
         """Return the versions of the engine that answers and of its runtime."""
-        return dict(self._holder.read_environment().software)
+        found = self._holder.read_environment().software
+        return {name: found[name] for name in ("engine", "runtime") if name in found}
 
     def prepare(self, suite: AnySuite) -> None:
         self._holder.prepare(suite)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from hashlib import sha256
 from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
@@ -217,7 +218,8 @@ def summarize(
                 greedy=compare_completions(record),
                 worst=list(record.worst),
             )
-        found.append(_make_suite(suite.name, suite.kind, alone, each))
+        made = _make_suite(suite.name, suite.kind, alone, each)
+        found.append(replace(made, texts=digest_windows(suite.windows)))
     sides = {"candidate": [s.candidate for s in found], "control": [s.control for s in found]}
     both = {
         name: compared.make_arm(
@@ -256,6 +258,14 @@ def _make_suite(
             contrast = estimate_contrast(candidate, control, clusters)
     count = compared["candidate"].clusters
     return SuiteFidelity(name, kind, count, arms["candidate"], arms.get("control"), contrast)
+
+
+def digest_windows(windows: Sequence[Window]) -> str:
+    """Return 64 bits of the SHA-256 of the windows' ids, in hexadecimal digits."""
+    digest = sha256()
+    for window in windows:
+        digest.update(np.asarray([window.start, *window.input_ids], "<i4").tobytes())
+    return digest.hexdigest()[:16]
 
 
 def require_figures(suite: str, arm: str, windows: Sequence[WindowComparison]) -> None:

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
+from evalution.comparison.comparison import ask_alike, find_option_differences
 from evalution.environment import make_engine_record
 from evalution.journal.records import AnswerBase
 from evalution.results import SuiteResult
@@ -15,7 +16,6 @@ from evalution.runs.reader import read_run
 from evalution.runs.run_identity import find_free_name
 from evalution.runs.session import SessionHolder
 from evalution.runs.store import make_run_answer_base
-from evalution.samples_file import SuiteSamples
 from evalution.suites.generation_suite import GenerationSuite
 from evalution.suites.grading_suite import JUDGED, GradingSuite
 from evalution.suites.judge import Judge
@@ -47,8 +47,8 @@ def check_judges(suites: Iterable[AnySuite]) -> None:
                 raise
 
 
-def read_baseline(judge: Judge, suite: AnySuite) -> SuiteSamples | None:
-    """Return the samples of the suite in the judge's `baseline_run`; None without one.
+def read_baseline(judge: Judge, suite: AnySuite) -> SuiteResult | None:
+    """Return the suite in the judge's `baseline_run`, with its samples; None without one.
 
     Raises:
         ConfigurationError: the folder holds no run, or none of the suite; or no samples of it.
@@ -57,14 +57,14 @@ def read_baseline(judge: Judge, suite: AnySuite) -> SuiteSamples | None:
         return None
     run = read_run(judge.baseline_run)
     found = next((one for one in run.suites if one.name == suite.title), None)
-    if found is None or not (samples := found.stored_samples):
+    if found is None or not found.stored_samples:
         names = [one.name for one in run.suites]
         raise ConfigurationError(
             f"the judge's baseline_run {judge.baseline_run} has no samples of a suite "
             f"{suite.title!r}{did_you_mean(suite.title, names)} "
             f"(finished suites: {', '.join(names) or 'none'})"
         )
-    return samples
+    return found
 
 
 def plan_grades(
@@ -140,11 +140,14 @@ class JudgeSession:
         if not self._holder.is_open:
             self._holder.open(self._options.progress, self._folder)
         known = ("name", "distribution", "version", "identity")
+        other = read_baseline(suite.judge, suite)
+        changed = {} if other is None else find_option_differences(other.options, answers.options)
         grading = GradingSuite(
             judge=suite.judge,
             suite=suite,
             answers=answers.stored_samples,
-            baseline=read_baseline(suite.judge, suite),
+            baseline=None if other is None else other.stored_samples,
+            same_prompts=ask_alike(changed),
             record={name: self._record[name] for name in known},
         )
         self._holder.prepare(grading)

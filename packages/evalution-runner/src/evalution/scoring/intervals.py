@@ -34,6 +34,16 @@ def wilson_interval(
     return max(0.0, min(share, middle - margin)), min(1.0, max(share, middle + margin))
 
 
+def is_wilson_interval(share: float, interval: tuple[float, float]) -> bool:
+    """Return True if Wilson's formula gives both ends, with any one count of rows and quantile.
+
+    At a share of 0.5 the normal interval looks the same.
+    """
+    low, high = interval
+    below, above = (share - low) ** 2 * high * (1 - high), (high - share) ** 2 * low * (1 - low)
+    return math.isclose(below, above, rel_tol=1e-6) and interval != (0.0, 1.0)
+
+
 def find_trials(share: float, stderr: float, otherwise: float) -> float:
     """Return the independent rows whose share has this standard error (Kott and Carr, 1997).
 

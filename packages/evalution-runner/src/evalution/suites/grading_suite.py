@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from itertools import tee
 from typing import Any
 
-from evalution.samples import SampleResult
+from evalution.samples import SampleResult, to_json
 from evalution.samples_file import SuiteSamples
 from evalution.scoring.metrics import (
     CohenKappa,
@@ -42,9 +42,10 @@ class GradingSuite(Suite[GradedSample, GenerationOutput]):
 
     `judge` is the mean worth of its verdicts; where answers are compared in pairs, `win_rate` is,
     and `position_changed` the share of rows whose verdict changed with the order of the two
-    answers, which count as ties. Rows that a `baseline_run` has no answer to aren't graded. Where
-    rows have a person's verdict, `agreement` is the share that the judge agrees with, and `kappa`
-    Cohen's. A verdict that can't be read fails its row, which then counts in none of them.
+    answers, which count as ties. Rows that a `baseline_run` has no answer to aren't graded; with
+    `same_prompts`, its prompts have to be those of the answers. Where rows have a person's verdict,
+    `agreement` is the share that the judge agrees with, and `kappa` Cohen's. A verdict that can't
+    be read fails its row, which then counts in none of them.
     """
 
     request_kind = RequestKind.GENERATION
@@ -53,6 +54,7 @@ class GradingSuite(Suite[GradedSample, GenerationOutput]):
     suite: GenerationSuite
     answers: SuiteSamples | None = None
     baseline: SuiteSamples | None = None
+    same_prompts: bool = False
     record: Mapping[str, Any] = field(default_factory=dict[str, Any])
 
     @property
@@ -91,7 +93,7 @@ class GradingSuite(Suite[GradedSample, GenerationOutput]):
         samples, again = tee(self.suite.samples(limit))
         answers = self.answers.at(sample.index for sample in again)
         for sample, answer in zip(samples, answers, strict=True):
-            other = None if self.baseline is None else _find_answer(self.baseline, sample)
+            other = None if self.baseline is None else self._find_answer(self.baseline, sample)
             if answer.error is None and (self.baseline is None or other is not None):
                 yield self._make_sample(sample, answer, other or "")
 
@@ -114,6 +116,27 @@ class GradingSuite(Suite[GradedSample, GenerationOutput]):
             extracted[name] = answer.text
         return Score(measures, sample.prediction, extracted)
 
+    def _find_answer(self, samples: SuiteSamples, asked: AnswerSample) -> str | None:
+        """Return another run's answer to a row; None if it has none.
+
+        Raises:
+            ConfigurationError: the row of that number is another one there.
+        """
+        if asked.index not in samples:
+            return None
+        found = next(iter(samples.at([asked.index])))
+        problem = None
+        if found.target != asked.target:
+            problem = f"target there is {found.target!r}, here {asked.target!r}"
+        elif self.same_prompts and to_json(found.prompt) not in ("null", to_json(asked.prompt)):
+            problem = "prompt is another one, which no option explains"
+        if problem is not None:
+            raise ConfigurationError(
+                f"row {asked.index} of the judge's baseline_run is another row: its {problem}; "
+                "name a run of the same rows"
+            )
+        return None if found.error is not None else _read_answer(found)
+
     def _make_sample(self, sample: AnswerSample, answer: SampleResult, other: str) -> GradedSample:
         prediction = _read_answer(answer)
         texts = {
@@ -130,23 +153,6 @@ class GradingSuite(Suite[GradedSample, GenerationOutput]):
             self.judge.read_label(sample.row),
             group=sample.group,
         )
-
-
-def _find_answer(samples: SuiteSamples, asked: AnswerSample) -> str | None:
-    """Return another run's answer to a row; None if it has none.
-
-    Raises:
-        ConfigurationError: the row of that number is another one there.
-    """
-    if asked.index not in samples:
-        return None
-    found = next(iter(samples.at([asked.index])))
-    if found.target != asked.target:
-        raise ConfigurationError(
-            f"row {asked.index} of the judge's baseline_run is another row: its target there is "
-            f"{found.target!r}, here {asked.target!r}"
-        )
-    return None if found.error is not None else _read_answer(found)
 
 
 def _read_answer(sample: SampleResult) -> str:

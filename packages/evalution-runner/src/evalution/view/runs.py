@@ -15,7 +15,7 @@ from evalution.runs.progress_file import RunState
 from evalution.runs.reader import RunSamples
 from evalution.sample_columns import SampleColumns
 from evalution.samples_file import SamplesTail
-from evalution.scoring.intervals import wilson_interval
+from evalution.scoring.intervals import is_wilson_interval, wilson_interval
 from evalution.view.documents import (
     ComparisonDocument,
     ProgressDocument,
@@ -264,10 +264,7 @@ def _list_scores(run: ViewedRun) -> Iterator[ScoreDocument]:
 
 
 def _is_share(name: str, metric: MetricResult) -> bool:
-    """Return True for a share of right rows, whose interval is Wilson's: a list reads no samples.
-
-    Any score from 0 to 1 of rows in groups counts as one, where each row's is from 0 to 1.
-    """
+    """Return True for a share of right rows; its interval, Wilson's, says so without samples."""
     value, interval = metric.value, metric.interval
     if name in _OF_ALL_ROWS or value is None or interval is None or not metric.n:
         return False
@@ -275,9 +272,9 @@ def _is_share(name: str, metric: MetricResult) -> bool:
         return False
     if not metric.higher_is_better or not 0.0 <= value <= 1.0:
         return False
-    return metric.groups is not None or all(
-        map(math.isclose, wilson_interval(value, metric.n), interval)
-    )
+    if metric.groups is not None:  # fewer rows than n are independent
+        return is_wilson_interval(value, interval)
+    return all(map(math.isclose, wilson_interval(value, metric.n), interval))
 
 
 def _make_partial_score(

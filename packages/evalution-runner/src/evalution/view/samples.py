@@ -7,12 +7,19 @@ import math
 import re
 from array import array
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from copy import copy
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import islice, tee
 from typing import Any, cast, get_args
 
-from evalution.comparison.comparison import ask_alike, find_option_differences, pair_samples
+from evalution.comparison.comparison import (
+    Pairing,
+    ask_alike,
+    find_option_differences,
+    pair_samples,
+    pair_values,
+)
 from evalution.comparison.significance import is_binary
 from evalution.redaction import mask_text
 from evalution.sample_columns import SampleColumns
@@ -85,9 +92,16 @@ class SuiteView:
         right = float(self.metrics[self.judged_by])
         values = self.columns.metrics[self.judged_by]
         return bytearray(
-            _NEITHER if has_failed or value != value else value == right
+            _NEITHER if has_failed or value not in (0.0, 1.0) else value == right
             for value, has_failed in zip(values, self.columns.failed, strict=True)
         )
+
+    def judge_by(self, metric: str) -> SuiteView:
+        """Return the same samples, judged by this metric."""
+        found = copy(self)
+        found.judged_by = metric
+        vars(found).pop("judgements", None)
+        return found
 
     @cached_property
     def places(self) -> dict[int, int] | None:
@@ -153,6 +167,7 @@ def list_samples(
         ConfigurationError: flipped samples are wanted and there is nothing to compare with; or the
             samples can't be read.
     """
+    suite, against = judge_alike(suite, against)
     chosen = choose_places(suite, query, against)
     total = None
     stop = query.offset + query.limit
@@ -208,12 +223,33 @@ def choose_places(suite: SuiteView, query: SampleQuery, against: SuiteView | Non
     return ordered + [at for at in places if math.isnan(values[at])]
 
 
-def find_flipped(suite: SuiteView, against: SuiteView) -> array[int]:
-    """Return the places of rows that both runs answered, one of them right and the other wrong."""
+def judge_alike(suite: SuiteView, against: SuiteView | None) -> tuple[SuiteView, SuiteView | None]:
+    """Return both sides judged as `compare` does: by the first metric that is 1 or 0 in all pairs.
+
+    Each keeps its own where there is none.
+    """
+    if against is None or suite.judged_by == against.judged_by == against.main_metric:
+        return suite, against
+    pairs, columns = _pair(suite, against), (suite.columns, against.columns)
+    for metric in filter(suite.metrics.__contains__, against.metrics):
+        _, values, _ = pair_values(pairs, columns, metric, is_mean=False)
+        if values[0] and all(map(is_binary, values)):
+            return suite.judge_by(metric), against.judge_by(metric)
+    return suite, against
+
+
+def _pair(suite: SuiteView, against: SuiteView) -> Pairing:
     is_alike = False
     if suite.options is not None and against.options is not None:
         is_alike = ask_alike(find_option_differences(suite.options, against.options))
-    pairs = pair_samples(suite.columns, against.columns, same_prompts=is_alike)
+    return pair_samples(suite.columns, against.columns, same_prompts=is_alike)
+
+
+def find_flipped(suite: SuiteView, against: SuiteView) -> array[int]:
+    """Return the places of rows that both runs answered, one of them right and the other wrong."""
+    if suite.judged_by != against.judged_by:
+        return array("q")
+    pairs = _pair(suite, against)
     here, there = suite.judgements, against.judgements
     return array(
         "q",
@@ -335,6 +371,7 @@ def make_sample(
     Raises:
         ConfigurationError: there is no such row, or it can't be read.
     """
+    suite, against = judge_alike(suite, against)
     at = suite.find_place(row)
     if at is None:
         raise ConfigurationError(

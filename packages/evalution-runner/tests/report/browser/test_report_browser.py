@@ -369,6 +369,45 @@ def test_samples_are_counted_of_the_run_that_is_shown(
             assert visit.page.get_by_text("This page holds").count() == 0
 
 
+def test_flipped_rows_are_those_of_the_comparison(
+    show: OpenPage, make_run: Any, make_suite: Any, make_sample: Any
+) -> None:
+    values = [[(1, 0), (0, 1), (0, 0)], [(1, 0), (0.5, 0), (1, 0)]]  # em alone is 0 or 1 in both
+    runs = [
+        make_run(make_suite("sums", [
+            make_sample(row, metrics={"f1": f1, "em": em}, extracted={"f1": "no", "em": "yes"})
+            for row, (f1, em) in enumerate(side)
+        ]))
+        for side in values
+    ]  # fmt: skip
+    with show(*runs) as visit:
+        visit.go("#/compare")
+        visit.page.locator(".differences td a").click()
+        visit.wait("#/samples?run=B&suite=sums&against=A&which=flipped")
+        assert visit.places == ["1"]
+        verdicts = visit.page.locator("#detail header .hidden").all_inner_texts()
+        assert verdicts == ["wrong", "right"]
+        assert visit.page.locator("a.item .place").inner_text() == "row 1 · yes · target target 1"
+        visit.go("#/samples?run=A&suite=sums&against=B&which=wrong")
+        assert visit.places == ["0", "2"]
+
+
+def test_page_says_no_more_than_the_rows_that_it_holds(
+    show: OpenPage, make_run: Any, make_suite: Any, make_sample: Any
+) -> None:
+    right = make_suite("sums", [make_sample(row, float(row != 0)) for row in range(60)])
+    failed = [make_sample(row, 0.0, error="died", prediction=None) for row in range(3)]
+    with show(make_run(right, make_suite("dead", failed)), samples_per_suite=5) as visit:
+        visit.go("#/samples?run=A&suite=sums&which=wrong")
+        said = visit.page.locator(".none").first
+        (text, link) = said.inner_text().split("\n\n")
+        assert text == "None of the 5 rows that this page holds is wrong."
+        assert link == "Show all 5 samples"
+        assert visit.page.locator("#found").inner_text() == "0 of 5 samples"
+        visit.go("#/samples?run=A&suite=dead&which=wrong")
+        assert said.inner_text().startswith("No answer is wrong; 3 samples failed.")
+
+
 def test_at_most_eight_runs_are_compared_the_last_that_were_chosen(
     show: OpenPage, make_run: Any, make_suite: Any, make_sample: Any
 ) -> None:

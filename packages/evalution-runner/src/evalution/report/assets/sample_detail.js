@@ -93,7 +93,7 @@ const SampleDetail = (() => {
     const words = Dom.words(values.q);
     const of = (id) => runs.find((run) => run.id === id);
     const sample = await Source.sample(values);
-    const other = values.against ? await Source.sample({ ...values, run: values.against, against: null, which: null, q: null }).catch(() => null) : null;
+    const other = values.against ? await Source.sample({ ...values, run: values.against, against: values.run, which: null, q: null }).catch(() => null) : null;
     if (!isCurrent()) return;
     const both = [[of(values.run), sample], ...(other === null ? [] : [[of(values.against), other]])];
     const choiceTarget = sample.choices.length > 0 && sample.target !== null && !sample.choices.some((each) => each.is_target);

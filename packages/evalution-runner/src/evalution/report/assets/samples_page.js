@@ -73,7 +73,7 @@ const SamplesPage = (() => {
   }
 
   function counted(found) {
-    const all = `${Dom.plural(found.every, "sample")}`;
+    const all = Dom.plural(found.held ?? found.every, "sample");
     return found.total === null ? `of ${all}` : `${Dom.number(found.total)} of ${all}`;
   }
 
@@ -97,22 +97,25 @@ const SamplesPage = (() => {
   }
 
   // Why no sample is listed, and the way back to all.
-  function nothing(values, found, isJudged) {
-    const why = { wrong: "No answer is wrong.", right: "No answer is right.", failed: "No sample failed.", flipped: "No answer is right in one run and wrong in the other." };
+  function nothing(values, found, isJudged, failed) {
+    const held = found.held ?? found.every;
+    const none = (text, what = "No answer") => `${held < found.every ? `None of the ${Dom.plural(held, "row")} that this page holds` : what} ${text}`;
+    const why = { wrong: none(failed ? `is wrong; ${Dom.plural(failed, "sample")} failed.` : "is wrong."), right: none("is right."), failed: none("failed.", "No sample"), flipped: none("is right in one run and wrong in the other.") };
     const isUnjudged = !isJudged && ["wrong", "right", "flipped"].includes(values.which);
     const text = isUnjudged ? "The samples of this suite are neither right nor wrong." : why[values.q ? "" : values.which] ?? "No sample fits these filters.";
-    const back = found.every ? element("a", { class: "action", href: Address.change({ which: null, q: null, offset: null, index: null }), "data-key": "show-all" }, `Show all ${Dom.plural(found.every, "sample")}`) : null;
+    const back = held ? element("a", { class: "action", href: Address.change({ which: null, q: null, offset: null, index: null }), "data-key": "show-all" }, `Show all ${Dom.plural(held, "sample")}`) : null;
     return element("div", { class: "none" }, element("p", {}, text), back);
   }
 
-  async function list(place, values, runs, suites, isJudged, isCurrent) {
+  async function list(place, values, runs, suites, { judged_by: judge, failed }, isCurrent) {
     const words = Dom.words(values.q);
+    const isJudged = judge !== null;
     const found = await Source.samples({ ...values, index: null });
     if (!isCurrent()) return null;
     const items = found.samples.map((sample) => item(sample, values, words));
     const left = element("div", { class: "list-pane" },
       element("div", { class: "list-head" }, element("span", { id: "found", role: "status" }, counted(found)), pager(values, found)),
-      items.length ? element("ol", { class: "list", onkeydown: onKeys }, items) : nothing(values, found, isJudged),
+      items.length ? element("ol", { class: "list", onkeydown: onKeys }, items) : nothing(values, found, isJudged, failed),
       element("p", { class: "keys muted" }, element("kbd", {}, "/"), " search ", element("kbd", {}, "↑"), element("kbd", {}, "↓"), " sample"));
     const detail = element("article", { id: "detail", "aria-label": "Sample", "aria-live": "off", tabindex: "0" }, element("p", { class: "none" }, items.length ? "Choose a sample." : ""));
     detail.hidden = items.length === 0;
@@ -147,11 +150,11 @@ const SamplesPage = (() => {
       place.replaceChildren(element("p", { class: "none" }, `${run.label || run.id} has no samples yet.`));
       return "Samples";
     }
-    const isJudged = details.suites.find((suite) => suite.name === values.suite).judged_by !== null;
+    const suite = details.suites.find((each) => each.name === values.suite);
     const { index, ...rest } = values;
     const key = JSON.stringify([rest, Source.isLive && Progress.isUnderWay(run) ? run.progress.done : 0]);
     if (drawn.key !== key || !place.contains(drawn.parts.left)) {
-      const parts = await list(place, values, runs, suites, isJudged, isCurrent);
+      const parts = await list(place, values, runs, suites, suite, isCurrent);
       if (parts === null) return null;
       drawn = { key, parts };
     }

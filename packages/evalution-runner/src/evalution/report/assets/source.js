@@ -64,11 +64,23 @@ const Source = (() => {
     return { ...found, differences: found.differences.filter((each) => others.includes(each.run)) };
   }
 
-  // A row of a suite in one run: what its runs share stands once.
-  function sampleAt(id, suite, index) {
+  const judgedBy = (id, suite) => embedded.details[id]?.suites.find((each) => each.name === suite)?.judged_by ?? null;
+
+  // By what two runs are judged: the first metric that is right or wrong in both, as they are compared.
+  function findJudge({ run: id, against, suite }) {
+    const found = [[against, id], [id, against]].flatMap(([base, other]) => embedded.comparisons[base]?.differences.filter((each) => each.run === other) ?? []);
+    return found.find((each) => each.suite === suite && each.gained !== null) ?? null;
+  }
+
+  // A row of a suite in one run, judged by its own metric or another: what its runs share stands once.
+  function sampleAt(id, suite, index, judge) {
     const row = embedded.samples[suite]?.find((each) => each.index === index);
     const own = row?.runs[id];
-    return own === undefined || own === null ? null : { ...row.shared, ...own, run: id, suite, index };
+    if (own === undefined || own === null) return null;
+    const found = { ...row.shared, ...own, run: id, suite, index, judge: judge?.metric ?? judgedBy(id, suite) };
+    if (judge === null) return found;
+    const value = found.metrics[judge.metric];
+    return { ...found, right: found.error === null && [0, 1].includes(value) ? (value === 1) === judge.higher_is_better : null };
   }
 
   function said(sample) {
@@ -79,7 +91,7 @@ const Source = (() => {
       .filter((text) => typeof text === "string").join("\n").toLowerCase();
   }
 
-  const isFlipped = (sample, other) => typeof sample.right === "boolean" && typeof other?.right === "boolean" && sample.right !== other.right;
+  const isFlipped = (sample, other) => typeof sample.right === "boolean" && typeof other?.right === "boolean" && sample.judge === other.judge && sample.right !== other.right;
 
   function fits(sample, other, which) {
     if (which === "flipped") return isFlipped(sample, other);
@@ -90,9 +102,10 @@ const Source = (() => {
 
   function chosen(values) {
     const words = Dom.words(values.q);
+    const judge = findJudge(values);
     const rows = (embedded.samples[values.suite] ?? []).flatMap((row) => {
-      const sample = sampleAt(values.run, values.suite, row.index);
-      const other = values.against ? sampleAt(values.against, values.suite, row.index) : null;
+      const sample = sampleAt(values.run, values.suite, row.index, judge);
+      const other = values.against ? sampleAt(values.against, values.suite, row.index, judge) : null;
       if (sample === null || !fits(sample, other, values.which || "all")) return [];
       const text = words.length > 0 ? said(sample) : "";
       return words.every((word) => text.includes(word)) ? [{ sample, other }] : [];
@@ -114,7 +127,7 @@ const Source = (() => {
   }
 
   function answer(sample) {
-    const found = Object.values(sample.extracted)[0] ?? sample.prediction;
+    const found = sample.extracted[sample.judge] ?? Object.values(sample.extracted)[0] ?? sample.prediction;
     return found === null || found === undefined ? null : Dom.plain(found);
   }
 
@@ -136,7 +149,7 @@ const Source = (() => {
   async function sample(values) {
     if (isLive) return load("sample", values);
     const index = Number(values.index);
-    const found = sampleAt(values.run, values.suite, index);
+    const found = sampleAt(values.run, values.suite, index, findJudge(values));
     if (found === null) throw new Error("this page does not hold that row");
     const order = chosen(values).map((each) => each.sample.index);
     const place = order.indexOf(index);
