@@ -151,6 +151,19 @@ def test_template_survives_pickling() -> None:
     assert pickle.loads(pickle.dumps(template)).render([USER]) == "<s>hi"
 
 
+def test_day_is_known_of_templates_that_show_the_date(monkeypatch: pytest.MonkeyPatch) -> None:
+    own = "{{ today or strftime_now('%d') }}"
+    shows = ChatTemplate(own)
+    assert shows.day == f"{datetime.now().astimezone().date()}"
+    assert shows.with_variables({"today": "1 May"}).day is None
+    assert ChatTemplate("{{ messages }}").day is None
+    assert ChatTemplate("{{ raise_exception('no') or strftime_now('%d') }}").day == shows.day
+    if_system = "{% if messages[0].role == 'system' %}{{ strftime_now('%d') }}{% endif %}"
+    assert ChatTemplate(if_system).day == shows.day
+    monkeypatch.setitem(sys.modules, "jinja2", None)
+    assert shows.day is None
+
+
 def test_bound_variables_survive_pickling() -> None:
     template = ChatTemplate(THINKS, {"bos_token": "<s>"})
     bound = template.with_variables({"enable_thinking": False})

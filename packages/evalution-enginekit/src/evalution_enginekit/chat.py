@@ -42,6 +42,10 @@ _TEMPLATE_FAULTS = (
     *(AssertionError, MemoryError, RuntimeError, SyntaxError),  # of what is nested too deeply
 )
 """Errors that a template's expressions raise on messages that it wasn't written for."""
+_PROBES = [
+    [{"role": role, "content": "a"} for role in roles]
+    for roles in (["user"], ["system", "user"], ["user", "assistant", "user"])
+]
 
 
 class ChatTemplate:
@@ -102,6 +106,26 @@ class ChatTemplate:
     @cached_property
     def _reads_tools(self) -> bool:
         return "tools" in _import_sandbox().find_undeclared(self.source_with_tools)
+
+    @property
+    def day(self) -> str | None:
+        """Today, as `2026-07-26`, if chats show the date; None for a template that doesn't."""
+        if "strftime_now" not in self.source + self.source_with_tools:
+            return None
+        asked: list[str] = []
+        spied = {**self.variables, "strftime_now": asked.append}
+        probe = ChatTemplate(self.source, self.special_tokens, spied)
+        refused = 0
+        for chat in _PROBES:
+            try:
+                probe.render(chat)
+            except InvalidRequestError:
+                refused += 1
+            except EngineUnavailableError:
+                return None  # no chat can be rendered
+        if not asked and refused < len(_PROBES):
+            return None  # its variables set the date
+        return f"{_import_sandbox().datetime.now():%Y-%m-%d}"
 
     def render(
         self,

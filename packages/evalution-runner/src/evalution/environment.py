@@ -212,6 +212,13 @@ class _WithVariables(Protocol):
     def variables(self) -> Mapping[str, Any]: ...
 
 
+@runtime_checkable
+class _DescribedElsewhere(Protocol):
+    """A tokenizer in another process, where its record is made."""
+
+    def make_record(self) -> dict[str, Any] | None: ...
+
+
 def make_tokenizer_record(session: BaseInferenceSession) -> dict[str, Any] | None:
     """Return hashes that identify tokenizer and chat template; None if there is no access.
 
@@ -219,12 +226,15 @@ def make_tokenizer_record(session: BaseInferenceSession) -> dict[str, Any] | Non
     files the tokenizer came from; `chat_template` that of the template's text, None without one, or
     of both texts where requests with tools have their own.
     `chat_template_kwargs` are the variables that the template is rendered with, if any; where some
-    are redacted, `chat_template_kwargs_hash` identifies them.
+    are redacted, `chat_template_kwargs_hash` identifies them. `chat_template_day` is today, where
+    the template prints the date.
     Where the tokenizer fails, `error` says how: a record must not end the run.
     """
     try:
         with wrap_errors("the session's tokenizer"):
             tokenizer = session.tokenizer
+            if isinstance(tokenizer, _DescribedElsewhere):
+                return tokenizer.make_record()
             return None if tokenizer is None else _describe_tokenizer(tokenizer)
     except EvalutionError as error:
         return {"error": mask_text(str(error))}
@@ -251,6 +261,8 @@ def _describe_tokenizer(tokenizer: TextCodec) -> dict[str, Any]:
         if shown != template.variables:
             exact = json.dumps(template.variables, sort_keys=True, default=repr)
             found["chat_template_kwargs_hash"] = _hash_text(exact)
+    if (day := getattr(template, "day", None)) is not None:
+        found["chat_template_day"] = day
     return found
 
 
@@ -319,13 +331,14 @@ def find_answering_engine(engine: BaseEngine) -> BaseEngine:
 
 
 def read_answering_software(engine: BaseEngine | None) -> dict[str, str]:
-    """Return the versions of the engine that answers and of its runtime, as far as known."""
+    """Return versions of the engine that answers, its runtime, core and kit, as far as known."""
     if engine is None:
         return {}
     answering = find_answering_engine(engine)
     with wrap_errors("describe_runtime"):
         runtime = answering.describe_runtime() or {}
     found = {"engine": find_origin(answering)[2], "runtime": runtime.get("version")}
+    found |= {name: _find_version(name) for name in ("evalution-core", "evalution-enginekit")}
     return {name: str(version) for name, version in found.items() if version is not None}
 
 

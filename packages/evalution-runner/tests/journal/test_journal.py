@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from evalution.journal import database
 from evalution.journal.database import JournalError, open_alone, open_shared
 from evalution.journal.store import Journal
 from evalution_core import ConfigurationError
@@ -308,6 +309,44 @@ def test_deleting_removes_all_files(path: Path) -> None:
     assert path.with_name(f"{path.name}-wal").exists()
     Journal.delete(path)
     assert list(path.parent.iterdir()) == []
+
+
+def test_nobody_takes_a_journal_while_it_is_removed(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    Journal.create(path).close()
+    removed, unlink = list[str](), Path.unlink
+
+    def intrude(file: Path, *, missing_ok: bool) -> None:
+        with pytest.raises(ConfigurationError, match="is writing this run"):
+            Journal.open(path)
+        removed.append(file.name.removeprefix(path.name))
+        unlink(file, missing_ok=missing_ok)
+
+    monkeypatch.setattr(Path, "unlink", intrude)
+    Journal.delete(path)
+    assert removed == ["-journal", "-shm", "-wal", ""]
+    assert not path.exists()
+
+
+@pytest.mark.parametrize("error", [None, JournalError("disk I/O error")])
+def test_journal_that_another_process_removes_meanwhile_is_not_taken(
+    path: Path, monkeypatch: pytest.MonkeyPatch, error: JournalError | None
+) -> None:
+    Journal.create(path).close()
+    connect = database._connect
+
+    def lose(*arguments: Any) -> sqlite3.Connection:
+        connection = connect(*arguments)
+        path.unlink()
+        if error is not None:
+            connection.close()
+            raise error
+        return connection
+
+    monkeypatch.setattr(database, "_connect", lose)
+    with pytest.raises(ConfigurationError, match=r"another process, .* is writing this run"):
+        Journal.open(path)
 
 
 @pytest.mark.parametrize("damaged", [7, "text", b"\xff\xfe"])

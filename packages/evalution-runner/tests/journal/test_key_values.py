@@ -24,10 +24,10 @@ for request in (
     print(make_request_key(base, suite="s", row=1, position=2, request=request).hex())
 """
 DIGESTS = [
-    "41f0bd398d3f3bda6fa465dbf9472478ffbe522eb1296d34824478e43c8d04b1",
-    "347762dfc5d5f324706af74faeac254077fa67c047eff22d0a7b0022b6420bdf",
-    "e11ff87ebf237e8fde6fddc9c6920f171fce0633b14af755d320593b8e6165da",
-    "c886c218c9acd1eeadd652af536e4fc683bdc77e9f9712bc728652604bd7c7fd",
+    "485533785ae293c103161407dea2df4646dc0b5109893e60d96e01e19052f9dc",
+    "9c71bf1650c0f72e9743f82e1bb37f9f10761ca355cdf37dc5b2a57d270d11a1",
+    "36742a9f87245b15f2a7b5e08b89f85ea6a7e5abb6a34bfc7ac8504950aa2dda",
+    "6a668386513f81bbe7f672fd0de759c27f151e61fe07c2a543a262ffe716ec8d",
 ]
 
 

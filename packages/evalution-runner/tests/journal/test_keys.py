@@ -54,6 +54,7 @@ def base(
     identity: dict[str, Any] | None = IDENTITY,
     execution: dict[str, Any] | None = None,
     policy: dict[str, Any] = POLICY,
+    tokenizer: dict[str, Any] | None = None,
 ) -> AnswerBase:
     return make_answer_base(
         engine=engine or Plain(),
@@ -61,6 +62,7 @@ def base(
         identity=identity,
         execution=execution,
         scoring_policy=policy,
+        tokenizer=tokenizer,
     )
 
 
@@ -163,6 +165,8 @@ def test_key_depends_on_the_place_and_on_the_base() -> None:
         pytest.param(base(execution={"dtype": "float16"}), id="settled-dtype"),
         pytest.param(base(execution={"max_model_len": 8}), id="settled-window"),
         pytest.param(base(execution={"tokenizer": "tokenizer.json"}), id="read-tokenizer"),
+        pytest.param(base(execution={"device": "cuda"}), id="settled-device"),
+        pytest.param(base(tokenizer={"encoding": "00ff"}), id="encoding"),
         pytest.param(base(policy={"bos": "twice"}), id="policy"),
     ],
 )
@@ -180,12 +184,13 @@ def test_one_models_answers_never_serve_another(other: AnswerBase) -> None:
         pytest.param(base(Plain(key="planted")), id="secret"),
         pytest.param(base(model=Model("m", label="my model")), id="label"),
         pytest.param(base(model=Model("moved")), id="moved"),
-        pytest.param(base(execution={"device": "cuda"}), id="device"),
         pytest.param(base(identity=dict(reversed(IDENTITY.items()))), id="order"),
     ],
 )
 def test_what_changes_no_number_changes_no_key(same: AnswerBase) -> None:
     assert same == BASE
+    cards = [base(execution={"device": f"cuda:{number}"}) for number in range(2)]
+    assert cards[0] == cards[1]
 
 
 def test_options_of_an_engine_in_another_count_as_its_own() -> None:
@@ -231,7 +236,7 @@ def test_variables_of_a_lent_sessions_template_count() -> None:
             identity=None,
             execution=None,
             scoring_policy=POLICY,
-            variables=variables,
+            tokenizer=variables,
         )
 
     digests = {lent(each).digest for each in (None, {"thinks": True}, {"thinks": False})}

@@ -422,6 +422,18 @@ def test_run_with_variables_of_the_chat_template_goes_on_with_the_same_alone(
     assert results["model"]["chat_template_kwargs"] == {"enable_thinking": False}
 
 
+def test_run_goes_on_whose_older_worker_did_not_show_its_template(tmp_path: Path) -> None:
+    def run() -> list[int]:
+        found = evalution.run(engine=Mock(), model="m", tests=suites(), output=tmp_path)
+        return [suite.cached for suite in found.suites]
+
+    before = run()
+    with Journal.open(tmp_path / "journal.sqlite") as journal:
+        (declared,) = journal.read_declared("tokenizer").values()
+        journal.declare({"tokenizer": {**declared, "chat_template": None}})
+    assert run() > before
+
+
 @pytest.mark.parametrize("is_lent", [False, True])
 @pytest.mark.parametrize(
     ("before", "now", "shown"),

@@ -95,6 +95,20 @@ def test_question_about_a_session_is_asked_again_on_fresh_workers(
     assert len(processes.builders(tmp_path)) == 3
 
 
+def test_workers_with_other_weights_are_refused(build: Build, engines: Any) -> None:
+    session = build(engines.Various(), workers=2)
+    with pytest.raises(ConfigurationError, match="workers differ in weights"):
+        session.identity()
+
+
+def test_worker_that_loads_other_weights_is_refused(build: Build, engines: Any) -> None:
+    session = build(engines.Various("kill"))
+    pid = session.identity()["weights"]  # pyright: ignore
+    assert session.identity() == {"weights": pid}
+    with pytest.raises(ConfigurationError, match="workers differ in weights"):
+        list(session.generate_continuous([(0, ask(0, poison=True))]))
+
+
 @posix
 def test_crashing_request_is_found_with_its_stack(build: Build, engines: Any) -> None:
     failed = answered(build(engines.Troubled("crash")), 200, poison=77)

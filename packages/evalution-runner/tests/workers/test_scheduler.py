@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from evalution.workers.assignment import SlotState
 from evalution.workers.jobs import CallJob, PooledStream, StreamItem, make_call_job
 from evalution.workers.wire import (
     Abort,
@@ -18,6 +19,7 @@ from evalution.workers.wire import (
     Open,
     Progressed,
     Ready,
+    Result,
     StreamEnded,
     pack_error,
 )
@@ -208,6 +210,27 @@ def test_workers_of_other_windows_are_refused_also_after_a_restart(stage: Any) -
     play.supervision._start_workers()
     play.worker(slot).listener.received([Ready(info, None)])
     with pytest.raises(EngineRuntimeError, match=r"windows of 7 and None tokens.*set max_model"):
+        play.scheduler.ensure_open()
+
+
+def test_worker_that_answers_with_other_files_after_a_restart_gets_no_work(stage: Any) -> None:
+    play = stage(2)
+    first = {"identity": {"a": "1", "b": "1"}, "execution": {"dtype": "float32"}}
+    play.scheduler.compare_answerer(first)
+    (slot, _) = play.scheduler.slots
+    for identity in (None, first["identity"], {"a": "2", "b": "1"}):
+        play.worker(slot).end("was killed by SIGKILL")
+        slot.restart_at = 0.0
+        play.restart()
+        assert slot.state is SlotState.BUILDING
+        worker = play.worker(slot)
+        worker.read()
+        answer = pickle.dumps({**first, "identity": identity})
+        worker.listener.received([Result(worker.calls.pop().number, answer)])
+        assert slot.state is SlotState.READY
+        assert (play.scheduler.failure is None) is (identity != {"a": "2", "b": "1"})
+    assert slot.fruitless_ends == 3
+    with pytest.raises(EngineRuntimeError, match=r"workers differ in a, so .*; give all the same"):
         play.scheduler.ensure_open()
 
 

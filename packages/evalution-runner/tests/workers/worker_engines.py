@@ -129,6 +129,19 @@ class UndescribableSession(TroubledSession):
         return super().describe_execution()
 
 
+@dataclass(slots=True)
+class Various(Troubled):
+    """Another model in each process."""
+
+    def build(self, model: Model) -> TroubledSession:
+        return VariousSession(self)
+
+
+class VariousSession(TroubledSession):
+    def identity(self) -> Any:
+        return {"weights": os.getpid()}
+
+
 class Foreign:
     """Can only be unpickled in the process that made it."""
 

@@ -62,18 +62,28 @@ def open_alone(path: Path) -> sqlite3.Connection:
     """
     if path.is_symlink():  # of a stranger's folder, which SQLite would follow
         raise not_writable(path, "it is a link to another file")
+    number = _find_number(path)
     try:
         # In this mode SQLite needs no shared memory beside the file, which network drives lack.
-        return _connect(path, "EXCLUSIVE", "FULL", 0.0)
-    except BusyJournalError as error:
-        raise ConfigurationError(
-            f"another process, or another run of this one, is writing this run: {path}; wait for "
-            "its end, or name another --output"
-        ) from error
-    except DamagedJournalError:
-        raise
-    except JournalError as error:
+        connection = _connect(path, "EXCLUSIVE", "FULL", 0.0)
+        if _find_number(path) == number:
+            return connection
+        connection.close()  # of a file that another process has removed
+        raise BusyJournalError
+    except (JournalError, ConfigurationError) as error:
+        is_lost = number is None or _find_number(path) != number
+        if is_lost or isinstance(error, BusyJournalError):
+            raise ConfigurationError(
+                f"another process, or another run of this one, is writing this run: {path}; wait "
+                "for its end, or name another --output"
+            ) from error
+        if isinstance(error, DamagedJournalError | ConfigurationError):
+            raise
         raise ConfigurationError(str(error)) from error
+
+
+def _find_number(path: Path) -> int | None:
+    return path.stat().st_ino if path.exists() else None
 
 
 def open_shared(path: Path) -> sqlite3.Connection:

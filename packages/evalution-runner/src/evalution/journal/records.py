@@ -139,20 +139,31 @@ def _spellings(kind: type[Request]) -> list[tuple[str, _Spelling | None]]:
 _SPELT = {kind.request: (kind.label, _spellings(kind.request)) for kind in RequestKind}
 
 
-_KEY_VERSION = 2
+_KEY_VERSION = 3
 """Changes when the same answer gets another key, or a default of a request another meaning."""
 
 _DIGEST_SIZE = 32
-_DECISIVE = ("dtype", "max_model_len", "tokenizer")
+_DECISIVE = ("device", "dtype", "max_model_len", "tokenizer")
 """Settings that an engine may choose when it loads the model, and that change answers."""
+
+
+def list_decisive(execution: Mapping[str, Any] | None) -> dict[str, Any]:
+    """Return the settings that change answers; of a device its kind, as `cuda` of `cuda:1`."""
+    found = {name: (execution or {}).get(name) for name in _DECISIVE}
+    return found | {"device": str(found["device"]).partition(":")[0]}
 
 
 @dataclass(frozen=True, slots=True)
 class AnswerBase:
-    """Digest of the answerer; `is_shareable`: known by content, so other runs may use answers."""
+    """Digest of the answerer; `is_shareable`: known by content, so other runs may use answers.
+
+    `day` is the day that the chat template prints, if it does: a run goes on over several, and
+    shares its answers to chats with runs of the same day.
+    """
 
     digest: bytes
     is_shareable: bool
+    day: str | None = None
 
 
 def make_answer_base(
@@ -163,7 +174,8 @@ def make_answer_base(
     execution: Mapping[str, Any] | None,
     scoring_policy: Mapping[str, Any],
     software: Mapping[str, str] | None = None,
-    variables: Mapping[str, Any] | None = None,
+    tokenizer: Mapping[str, Any] | None = None,
+    day: str | None = None,
 ) -> AnswerBase:
     """Identify the answerer: the model by content, the engine with the options that change numbers.
 
@@ -175,8 +187,9 @@ def make_answer_base(
         scoring_policy: the rules of scoring, as recorded in results.
         software: versions of the engine and its runtime, as far as they are known: another release
             may give other numbers.
-        variables: those that the session's chat template is rendered with, where `model` doesn't
-            have them: the session was given, or a server has bound them.
+        tokenizer: the parts of the tokenizer's record that decide which ids the model is fed:
+            another release may read the same files otherwise, and a server binds variables.
+        day: as in `AnswerBase`.
     """
     ignored = {"label"} if identity is None else {"label", "path"}
     found: dict[str, Any] = {
@@ -184,14 +197,14 @@ def make_answer_base(
         "keys": _KEY_VERSION,
         "identity": identity,
         "model": {f.name: getattr(model, f.name) for f in fields(model) if f.name not in ignored},
-        "execution": {name: (execution or {}).get(name) for name in _DECISIVE},
+        "execution": list_decisive(execution),
         "scoring_policy": scoring_policy,
         "engine": None,
     }
     if software:
         found["software"] = software
-    if variables:
-        found["chat_template_kwargs"] = variables
+    if tokenizer:
+        found["tokenizer"] = tokenizer
     if engine is not None:
         kind = type(engine)
         found["engine"] = f"{kind.__module__}:{kind.__qualname__}"
@@ -201,6 +214,7 @@ def make_answer_base(
     return AnswerBase(
         _digest(b"", text),
         engine is not None and identity is not None and not objects,
+        day,
     )
 
 
@@ -229,7 +243,10 @@ def make_cache_key(base: AnswerBase, request: Request) -> bytes | None:
     if isinstance(request, GenerationRequest) and request.do_sample and request.seed is None:
         return None
     content = request_content(request)
-    return None if content is None else _digest(base.digest, content)
+    if content is None:
+        return None
+    is_chat = getattr(request, "messages", None) is not None
+    return _digest(base.digest, f"{base.day} {content}" if is_chat and base.day else content)
 
 
 def _digest(base: bytes, text: str) -> bytes:

@@ -7,9 +7,10 @@ no longer read is moved aside, and its answers are computed again.
 from __future__ import annotations
 
 import json
+import os
 import sqlite3
 from collections.abc import Mapping
-from contextlib import suppress
+from contextlib import ExitStack, closing, suppress
 from pathlib import Path
 from threading import RLock, Timer
 from typing import Any, Self
@@ -144,13 +145,16 @@ class Journal:
         """
         if not path.exists():
             return
-        with suppress(DamagedJournalError):  # what is damaged can be removed as well
-            open_alone(path).close()
-        try:
-            for file in sqlite_files(path):
-                file.unlink(missing_ok=True)
-        except OSError as error:
-            raise not_writable(path, error) from error
+        with ExitStack() as held:  # or another process could take it before it is gone
+            with suppress(DamagedJournalError):  # what is damaged can be removed as well
+                connection = held.enter_context(closing(open_alone(path)))
+                if os.name == "nt":  # which removes no open file
+                    connection.close()
+            try:
+                for file in reversed(sqlite_files(path)):  # the others belong to who has the first
+                    file.unlink(missing_ok=True)
+            except OSError as error:
+                raise not_writable(path, error) from error
 
     def find(self, key: bytes) -> str | None:
         """Return the last answer recorded under `key`, also when it isn't committed yet."""

@@ -14,7 +14,6 @@ from typing import Any, cast
 from evalution.environment import SCORING_POLICY, find_answering_engine
 from evalution.journal.records import AnswerBase, make_answer_base
 from evalution.journal.store import Journal, KnownAnswers
-from evalution.redaction import mask_value
 from evalution.result_file import RESULT_FILES, check_free, replace_file
 from evalution.results import RunResult, SampleResult, SuiteResult, to_json
 from evalution.runs.options import DefaultFolder, RunOptions, parse_output
@@ -34,8 +33,8 @@ RESULTS = "results.json"
 JOURNAL = "journal.sqlite"
 CACHE = "answers.sqlite"
 _IDENTITY, _TOKENIZER = "identity", "tokenizer"
-_VARIABLES = ("chat_template_kwargs", "chat_template_kwargs_hash")
-_TEXT_TO_IDS = ("encoding", "chat_template", *_VARIABLES)
+_DAY = "chat_template_day"
+_TEXT_TO_IDS = ("encoding", "chat_template", "chat_template_kwargs", "chat_template_kwargs_hash")
 """Parts of a tokenizer's record that decide which ids a model is fed."""
 
 
@@ -210,11 +209,6 @@ def make_run_answer_base(
 ) -> AnswerBase:
     """Return the common part of a run's answer keys; `record` is the engine's part of results."""
     tokenizer: Mapping[str, Any] = record["tokenizer"] or {}
-    rendered_with = {name: tokenizer[name] for name in _VARIABLES if name in tokenizer}
-    if engine is not None and rendered_with.get(_VARIABLES[0]) == mask_value(
-        model.chat_template_kwargs
-    ):
-        rendered_with = {}  # the model has them
     return make_answer_base(
         engine=engine and find_answering_engine(engine),
         model=model,
@@ -222,7 +216,8 @@ def make_run_answer_base(
         execution=record["execution"],
         scoring_policy=SCORING_POLICY,
         software=software,
-        variables=rendered_with,
+        tokenizer={name: tokenizer[name] for name in _TEXT_TO_IDS if name in tokenizer},
+        day=tokenizer.get(_DAY),
     )
 
 
@@ -386,10 +381,13 @@ class RunStore:
         tokenizer: Mapping[str, Any] = record[_TOKENIZER] or {}
         if "encoding" in tokenizer:
             now[_TOKENIZER] = {name: tokenizer.get(name) for name in _TEXT_TO_IDS}
-        before = folder.journal.read_declared(*now)
+        before = folder.journal.read_declared(*now, _DAY)
         found = find_differences(before.get(_IDENTITY, now[_IDENTITY]), now[_IDENTITY])
         if not found and _TOKENIZER in before:
-            found = find_differences(before[_TOKENIZER], now[_TOKENIZER], _TOKENIZER)
+            old: dict[str, Any] = before[_TOKENIZER]
+            if old.get("chat_template") is None and now[_TOKENIZER]["chat_template"] is not None:
+                old = now[_TOKENIZER] | {"encoding": old["encoding"]}  # unknown of older workers
+            found = find_differences(old, now[_TOKENIZER], _TOKENIZER)
         if found:
             raise ConfigurationError(
                 f"{folder.path} holds a run of another model: "
@@ -402,6 +400,13 @@ class RunStore:
                 f"{folder.path} holds answers of a live model; its weights may have changed since, "
                 "so they can't be taken up again: name another --output, or start over with --fresh"
             )
+        if (day := tokenizer.get(_DAY)) is not None:
+            now[_DAY] = before.get(_DAY, day)
+            if now[_DAY] != day:
+                self._notices.append(
+                    f"the chat template prints the date: this run began on {now[_DAY]}, and chats "
+                    f"that it asks from now on have {day}; --fresh asks all of them again"
+                )
         folder.journal.declare(now)
 
     def _add_notice(self, journal: Journal) -> None:

@@ -23,12 +23,14 @@ from multiprocessing import spawn
 from pathlib import Path
 from typing import Any, TextIO
 
-from evalution.environment import Environment, read_environment
+from evalution.environment import Environment, make_tokenizer_record, read_environment
+from evalution.journal.records import list_decisive
 from evalution.redaction import register_secrets
 from evalution.workers.jobs import Event
 from evalution.workers.process import MARK, PACKAGES, kill_tree, read_versions
 from evalution.workers.rows import RowServer
 from evalution.workers.wire import (
+    ANSWERER,
     PROTOCOL,
     Abort,
     BuildFailed,
@@ -175,6 +177,11 @@ class Service:
             return self._rows.read(*arguments)
         if call.method == "close_rows":
             return self._rows.close(*arguments)
+        if call.method == ANSWERER:
+            execution = list_decisive(self._session.describe_execution())
+            return {"identity": self._session.identity(), "execution": execution}
+        if call.method == make_tokenizer_record.__name__:
+            return make_tokenizer_record(self._session)
         if call.method in ("encode", "decode"):
             assert self._session.tokenizer is not None
             return getattr(self._session.tokenizer, call.method)(*arguments, **options)

@@ -7,14 +7,16 @@ import logging
 import os
 import pickle
 import threading
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import Any
 
 from evalution.redaction import mask_text
 from evalution.workers.assignment import Assignment, SlotState, WorkerSlot
 from evalution.workers.jobs import CallJob, Job, PooledStream, StreamItem
 from evalution.workers.wire import (
+    ANSWERER,
     BuildFailed,
+    Call,
     CallFailed,
     Closed,
     Message,
@@ -37,6 +39,8 @@ from evalution_core.errors import RemoteCause
 
 _log = logging.getLogger(__name__)
 
+_QUESTION = -1
+"""The number of the call that a new worker answers before it gets work."""
 _ABORT_WAIT_S = 10.0
 """Seconds that closing a stream waits for the workers; it normally takes one step."""
 
@@ -64,6 +68,8 @@ class Scheduler:
         self.is_up = False
         self.is_closing = False
         self.failure: EvalutionError | None = None
+        self.answerer: Mapping[str, dict[str, Any] | None] | None = None
+        """The first worker's own words on it; None until somebody asks for the identity."""
         self.close_errors: list[EvalutionError] = []
         self._assignment = Assignment(workers)
         self._restarts = restarts
@@ -114,6 +120,21 @@ class Scheduler:
             else:
                 self._assignment.calls.append(job)
                 self._assignment.assign()
+
+    def compare_answerer(self, found: Mapping[str, dict[str, Any] | None]) -> None:
+        """Keep the first; end everything if another worker answers by other files or settings.
+
+        Raises:
+            ConfigurationError: it does.
+        """
+        with self.lock:
+            first = self.answerer = self.answerer or found
+            pairs = [(known, found[part] or known) for part, known in first.items() if known]
+            if others := {n for one, two in pairs for n in one | two if one.get(n) != two.get(n)}:
+                shown = ", ".join(sorted(others))
+                text = f"workers differ in {shown}, so answers depend on the worker"
+                self.fail(error := ConfigurationError(f"{text}; give all the same, and keep it"))
+                raise error
 
     def release_call(self, job: CallJob) -> None:
         """Run a call that frees something and wait for it; with the workers gone, it is free."""
@@ -215,6 +236,9 @@ class Scheduler:
 
     def _apply(self, slot: WorkerSlot, message: Message, value: Any) -> None:
         match message:
+            case Result(number=number) | CallFailed(number=number) if number == _QUESTION:
+                is_known = not isinstance(value, EvalutionError | RequestFailure)
+                self._admit(slot, value if is_known else None)
             case Result(number, _, is_last):
                 slot.fruitless_ends = 0
                 if not is_last:
@@ -239,9 +263,10 @@ class Scheduler:
         match message:
             case Ready():
                 slot.ready = message
-                slot.change(SlotState.READY, self.now)
-                self._compare_windows()
-                self.changed.notify_all()
+                if self.answerer is None:
+                    self._admit(slot)
+                elif slot.worker is not None:
+                    slot.worker.send(Call(_QUESTION, ANSWERER, pickle.dumps(((), {}))))
             case BuildFailed():
                 slot.error = value
             case Closed():
@@ -249,6 +274,15 @@ class Scheduler:
                     self.close_errors.append(value)
             case _:
                 raise AssertionError(f"no message of a worker: {message!r}")
+
+    def _admit(self, slot: WorkerSlot, answerer: dict[str, Any] | None = None) -> None:
+        """Let a worker have work, if it answers as the others do."""
+        slot.change(SlotState.READY, self.now)
+        self._compare_windows()
+        if answerer is not None:
+            with contextlib.suppress(ConfigurationError):  # it has ended everything
+                self.compare_answerer(answerer)
+        self.changed.notify_all()
 
     def _compare_windows(self) -> None:
         """End everything if workers have different windows: scores would depend on the worker."""

@@ -7,7 +7,7 @@ from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
-from evalution.environment import Environment
+from evalution.environment import Environment, make_tokenizer_record
 from evalution.workers.jobs import (
     CallJob,
     PooledStream,
@@ -19,6 +19,7 @@ from evalution.workers.process import WorkerProcess, make_environments
 from evalution.workers.rows import RowReader
 from evalution.workers.supervision import Supervision, WorkerOptions
 from evalution.workers.wire import (
+    ANSWERER,
     SpecialIds,
     Start,
     main_module,
@@ -66,6 +67,9 @@ class RemoteTokenizer:
     def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
         return self._ask("decode", list(token_ids), skip_special_tokens=skip_special_tokens)
 
+    def make_record(self) -> dict[str, Any] | None:
+        return self._ask(make_tokenizer_record.__name__)
+
 
 K = TypeVar("K", bound=Hashable)
 
@@ -97,7 +101,6 @@ class SupervisedSession(BaseInferenceSession):
         self._description = description
         self._check_lock = threading.Lock()
         self._check_result: CheckResult | None = None
-        self._identity: tuple[dict[str, Any] | None] | None = None
         ready = [slot.ready for slot in self._scheduler.slots if slot.ready is not None]
         infos = [found.info for found in ready]
         preferred = [info.preferred_batch_size for info in infos if info.preferred_batch_size]
@@ -205,9 +208,19 @@ class SupervisedSession(BaseInferenceSession):
                 self._scheduler.ensure_open()
 
     def identity(self) -> dict[str, Any] | None:
-        if self._identity is None:
-            self._identity = (self._ask("identity"),)
-        return self._identity[0]
+        """Return that of the first worker.
+
+        Raises:
+            ConfigurationError: another one answers by other files or settings.
+        """
+        scheduler = self._scheduler
+        if scheduler.answerer is None:
+            # The first reads the files, whose hashes the others on its machine then find.
+            scheduler.compare_answerer(self._ask(ANSWERER))
+            for job in self._ask_all(ANSWERER) if len(scheduler.slots) > 1 else ():
+                scheduler.compare_answerer(job.result.result())
+        assert scheduler.answerer is not None
+        return scheduler.answerer["identity"]
 
     def describe_execution(self) -> dict[str, Any]:
         return {**(self._ask("describe_execution") or {}), **self._description}

@@ -90,6 +90,10 @@ class Call(NamedTuple):
     payload: bytes
 
 
+ANSWERER = "describe_answerer"
+"""The call for what decides a worker's answers: its `identity`, and of its `execution` a part."""
+
+
 class Close(NamedTuple):
     """Close the session and end the process."""
 
