@@ -183,6 +183,30 @@ def test_hint_names_a_suite_whose_rows_are_a_setting(command_line: Any, folder: 
     assert yaml.safe_load(done.stdout)["tests"][0]["prompt"] == "question"
 
 
+def test_kind_that_is_guessed_is_said_with_the_settings_of_others(
+    command_line: Any, folder: Path
+) -> None:
+    words = ("run", "rows.jsonl", *TINY)
+    settings = ("-s", "rows.prompt=question", "-s", "rows.target=answer", "--print-spec")
+    said = (
+        "rows is run as a generation; --set rows.choices=COLUMN makes it multiple choice, "
+        "--set rows.text=COLUMN perplexity\n"
+    )
+    assert command_line(*words, *settings).stderr.endswith(said)
+    assert f"hint: {said}" in command_line(*words, "-s", "rows.prompt=question").stderr
+    for setting in ("rows.choices=choices", 'rows.metrics=["f1"]'):
+        done = command_line(*words, *settings, "-s", setting)
+        assert (done.returncode, "is run as" in done.stderr) == (0, False)
+
+
+def test_list_that_is_no_json_gets_a_hint(command_line: Any) -> None:
+    words = ("run", "rows.jsonl", *TINY, "-s", "rows.prompt=[Q] {question} [A]")
+    words = (*words, "-s", "rows.target=answer", "-s", "rows.metrics=[number, f1]")
+    (hint,) = [line for line in command_line(*words).stderr.splitlines() if "hint" in line]
+    form = """--set 'rows.metrics=["number", "f1"]'"""
+    assert hint == f"hint: a list is JSON, its texts in double quotes: {form}"
+
+
 @pytest.mark.parametrize("name", ["model", "engine"])
 def test_hint_for_rows_named_like_a_section_names_the_rows(
     command_line: Any, folder: Path, name: str

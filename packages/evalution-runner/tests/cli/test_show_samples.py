@@ -67,6 +67,20 @@ def test_no_more_than_what_is_shown_is_held(
     assert peak < ROWS * len(TEXT) / 2
 
 
+def test_rows_that_a_metric_where_lower_is_better_calls_wrong(
+    large: Path, command_line: Any
+) -> None:
+    results = (large / "results.json").read_text("utf-8")
+    text = results.replace('"higher_is_better":true', '"higher_is_better":false')
+    assert text != results
+    (large / "results.json").write_text(text, "utf-8")
+    rows = [SampleResult("sums", row, metrics={"acc": float(row == 1)}) for row in range(3)]
+    (large / "samples.jsonl").write_bytes(b"".join(map(to_line, rows)))
+    shown = command_line("show", "large", "--samples", "sums", "--wrong").stdout
+    assert shown.splitlines()[0] == "sums, row 1: acc 1"
+    assert shown.splitlines()[-1] == "1 of 1 samples"
+
+
 def test_the_whole_list_as_json_is_one_document(large: Path, command_line: Any) -> None:
     samples = [sample(row, 'a\n"b"') for row in range(12)]
     (large / "samples.jsonl").write_bytes(b"".join(map(to_line, samples)))

@@ -84,6 +84,29 @@ def test_filters_work_on_the_answer_and_target_filters_on_the_target() -> None:
     assert score(suite, "2") == {"exact_match": 0.0}
 
 
+@pytest.mark.parametrize(
+    ("steps", "emptied"),
+    [
+        ([{"regex": "#### (-?[0-9]+)"}], "Regex"),
+        (["strip", {"replace": "[^0-9]"}], "Replace"),
+        ([{"regex": {"pattern": "####", "fallback": "none"}}], None),
+    ],
+)
+def test_a_target_that_a_filter_empties_is_refused(steps: Any, emptied: str | None) -> None:
+    rows = [{"q": "x", "a": "#### 7"}, {"q": "x", "a": "no mark"}]
+    suite = Generation(data=rows, prompt="q", target="a", target_filters=steps)
+    if emptied is None:
+        assert [sample.expected for sample in suite.samples()] == ["####", "none"]
+        return
+    with pytest.raises(ConfigurationError) as caught:
+        suite.check_samples()
+    assert str(caught.value) == (
+        f"suite 'rows': row 1 of data: filter {emptied} of target_filters leaves nothing of the "
+        "target 'no mark', so an answer that it empties would be right; mend the target or the "
+        "filter"
+    )
+
+
 def test_pipelines_give_a_metric_each() -> None:
     suite = Generation(
         **OPTIONS,
@@ -188,6 +211,8 @@ def test_options_are_shown_as_a_spec_has_them() -> None:
     ("options", "message"),
     [
         ({"promt": "x"}, "suite Generation has no option 'promt'; did you mean 'prompt'?"),
+        ({"until": ["x"]}, "suite Generation has no option 'until'; did you mean 'stop'?"),
+        ({"limit": 3}, "suite Generation has no option 'limit'; did you mean 'max_rows'?"),
         ({"max_new_tokens": "many"}, "must be an integer, got 'many'"),
         ({"max_new_tokens": True}, "must be an integer, got True"),
         (
@@ -335,6 +360,24 @@ def test_low_exact_match_says_what_would_raise_it(run_answers: Any) -> None:
     assert run_answers([("\n\n7\n\nQ: 8 + 1?", "7")]).notices == []
     assert run_answers([("no", "yes"), ("yes", "yes")]).notices == []
     assert run_answers([("3 + 4 = 7", "7")], metrics=["number"]).notices == []
+
+
+def test_number_is_no_advice_where_it_would_refuse_a_target(run_answers: Any) -> None:
+    pairs = [("It was Apollo 11", "11"), ("Paris", "Paris"), ("Rome", "Berlin")]
+    assert run_answers(pairs).notices == []
+
+
+def test_targets_that_are_empty_are_counted_where_an_empty_answer_is_right(
+    run_answers: Any,
+) -> None:
+    pairs = [("", ""), ("a", " "), ("7", "7")]
+    empty = "sums: 2 of 3 samples have an empty target, for which an empty answer is right"
+    for metrics in (["exact_match"], ["f1"]):
+        (notice,) = run_answers(pairs, metrics=metrics).notices
+        assert notice.startswith(empty)
+    assert run_answers(pairs, metrics=[{"regex": "^[a-z]?$"}]).notices == []
+    with pytest.raises(ConfigurationError, match="leaves nothing of the target ''"):
+        run_answers(pairs, target_filters=[{"regex": "[0-9]"}])
 
 
 def test_pattern_that_runs_on_fails_its_row_and_is_named(

@@ -196,6 +196,31 @@ def test_a_number_that_is_a_choice_and_the_index_of_another_is_refused_in_a_tabl
     assert find_gold({**listed, "gold": 1}, "choices") == 1
 
 
+def test_choices_that_are_names_of_columns_are_refused_unless_the_prompt_shows_them() -> None:
+    row = {"q": "Snow? A. white", "A": "white", "B": "red", "gold": 0, "bare": "Snow?"}
+    options: dict[str, Any] = {"data": [row], "choices": ["A", "B"], "target": "gold"}
+    with pytest.raises(ConfigurationError) as caught:
+        MultipleChoice(**options, prompt="bare").check_samples()
+    assert str(caught.value) == (
+        "suite 'rows': row 0 of data: choices are names of columns (A, B); for their texts write "
+        'choices: ["{A}", "{B}"]; for the names themselves show the columns in the prompt, or '
+        "rename them"
+    )
+    for prompt in ("q", "{bare} A. {A} B. {B}"):
+        assert MultipleChoice(**options, prompt=prompt).check_samples() == 1
+    other = {**options, "choices": ["A", "C"]}
+    assert MultipleChoice(**other, prompt="bare").check_samples() == 1
+
+
+def test_numbers_of_a_typed_table_are_texts_of_choices() -> None:
+    row = {"q": "1+1?", "a": 2, "b": 3.5}
+    assert find_gold({**row, "gold": 2}, ["{a}", "{b}"]) == 0
+    assert find_gold({**row, "gold": 3.5}, ["{a}", "{b}"]) == 1
+    for gold in (4, "9" * 5000):
+        with pytest.raises(ConfigurationError, match="which is neither the text of a choice nor"):
+            find_gold({**row, "gold": gold}, ["{a}", "{b}"])
+
+
 @pytest.mark.parametrize(("gold", "index"), [("5", 1), ("2", 2), ("0", 0), ("9" * 5000, 3)])
 def test_a_number_with_one_meaning_is_taken_as_that(gold: str, index: int) -> None:
     texts = {"q": "x", "a": "3", "b": "5", "c": "2", "d": "9" * 5000}

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import shlex
-from collections.abc import Container, Mapping, Sequence
+from collections.abc import Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePath
 from typing import Any, cast
@@ -61,17 +61,24 @@ class InlineSpec:
 
 @dataclass(frozen=True, slots=True)
 class SpecDocument:
-    """The content of a spec's file, its place, and the engine that was chosen, if one was."""
+    """The content of a spec's file, its place, the engine if one was chosen, and what was set."""
 
     content: Mapping[str, Any]
     path: Path
     choice: EngineChoice | None
+    settings: Sequence[str] = ()
 
     def parse(self) -> Spec:
         """Return the spec; errors begin with the name of its file, where it comes from one."""
         try:
             return parse_spec(self.content, self.path)
         except ConfigurationError as error:
+            for key, _, text in (setting.partition("=") for setting in self.settings):
+                # JSON would be shown as a list, not as a text.
+                if text[:1] + text[-1:] == "[]" and repr(text) in str(error):
+                    words = [word.strip(" '\"") for word in text[1:-1].split(",")]
+                    form = shlex.join(["--set", f"{key}={json.dumps(words)}"])
+                    error.add_note(f"hint: a list is JSON, its texts in double quotes: {form}")
             if self.path.name:
                 error.args = (f"{self.path}: {error}",)
             elif isinstance(error, MissingOptionsError):
@@ -85,7 +92,19 @@ class SpecDocument:
                     for option, column in error.proposed.items()
                 )
                 error.add_note(f"hint: {' '.join(settings)}")
+                for guess in self.list_guesses():
+                    error.add_note(f"hint: {guess}")
             raise
+
+    def list_guesses(self) -> Iterator[str]:
+        """Yield a line for each file of rows for which nothing but columns of a text is set."""
+        for test in self.content.get("tests", ()) if not self.path.name else ():
+            if test["type"] == "generation" and test.keys() - {"prompt", "target"} == _GUESSED:
+                rows = find_free_name(test["name"], ("engine", "model"))
+                yield (
+                    f"{rows} is run as a generation; --set {rows}.choices=COLUMN makes it "
+                    f"multiple choice, --set {rows}.text=COLUMN perplexity"
+                )
 
     def to_yaml(self, limit: int | None) -> str:
         """Return the YAML, where `limit` is an option of each test.
@@ -136,7 +155,7 @@ def make_document(line: InlineSpec) -> SpecDocument:
     for section in ("engine", "model"):
         if not content[section]:
             del content[section]
-    return SpecDocument(content, path, choice)
+    return SpecDocument(content, path, choice, line.settings)
 
 
 def _read_targets(line: InlineSpec) -> tuple[Path, dict[str, Any]]:
@@ -235,6 +254,7 @@ def _declare_test(target: str, settings: Sequence[str], taken: Container[str]) -
 
 _ROW_SUITES = {"choices": "multiple_choice", "text": "perplexity"}
 """The suite of a file of rows by the option that it alone has."""
+_GUESSED = {"type", "name", "data"}
 
 
 def _place_model(content: dict[str, Any], model: str, path: Path) -> None:

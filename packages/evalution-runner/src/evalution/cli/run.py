@@ -22,7 +22,6 @@ from evalution.cli.inline_spec import InlineSpec, make_document
 from evalution.cli.listings import complete_engines, complete_suites
 from evalution.cli.options import DebugOption
 from evalution.cli.signals import SignalReceived, catch_signals, leave_terminal
-from evalution.doctor.engine_choice import EngineChoice
 from evalution.progress import is_quiet
 from evalution.progress_bar import make_terminal_progress
 from evalution.redaction import mask_text
@@ -157,7 +156,10 @@ def run(
         loaded = document.parse()
         if document.choice is not None:
             line = replace(line, engine=document.choice.engine)
-            _show_choice(document.choice)
+            choice = f"engine {document.choice.engine}: {document.choice.reason}"
+            _show_note(f"{choice}; --engine NAME takes another")
+        for guess in document.list_guesses():
+            _show_note(guess)
         if print_spec:
             print(document.to_yaml(limit), end="")
             _note_folder(line.targets[0], document.path)
@@ -181,19 +183,16 @@ def run(
             raise typer.Exit(EXIT_WITH_FAILURES)
 
 
-def _show_choice(choice: EngineChoice) -> None:
-    if is_quiet():
-        return
-    text = f"engine {choice.engine}: {choice.reason}; --engine NAME takes another"
-    print(mask_text(text), file=sys.stderr, flush=True)
+def _show_note(text: str) -> None:
+    if not is_quiet():
+        print(mask_text(text), file=sys.stderr, flush=True)
 
 
 def _note_folder(target: str, path: Path) -> None:
     """Write where a printed spec belongs, if that isn't the working folder."""
     folder = path.resolve().parent if path.name else Path.cwd()
-    if folder != Path.cwd() and not target.startswith(BUILTIN) and not is_quiet():
-        text = f"relative paths in this spec start from {folder}; save it in that folder"
-        print(mask_text(text), file=sys.stderr)
+    if folder != Path.cwd() and not target.startswith(BUILTIN):
+        _show_note(f"relative paths in this spec start from {folder}; save it in that folder")
 
 
 def _check_choice(output: str | None, *, fresh: bool, retry_failed: bool) -> None:

@@ -206,7 +206,7 @@ def _count_samples(shown: int, found: int, every: int) -> str:
 
 
 def _find_wrong(suite: SuiteResult, samples: SuiteSamples) -> list[int]:
-    """Return the rows whose main metric is 0.
+    """Return the rows that the main metric calls wrong.
 
     Raises:
         ConfigurationError: no metric of the suite calls a sample right or wrong.
@@ -217,7 +217,9 @@ def _find_wrong(suite: SuiteResult, samples: SuiteSamples) -> list[int]:
     for name in names:
         values = columns.metrics.get(name)
         if values is not None and is_binary(values):
-            return [row for row, value in zip(columns.rows, values, strict=True) if value == 0.0]
+            is_lower = name in suite.metrics and not suite.metrics[name].higher_is_better
+            wrong = float(is_lower)
+            return [row for row, value in zip(columns.rows, values, strict=True) if value == wrong]
     raise ConfigurationError(
         f"suite {suite.name!r} calls no sample right or wrong (its metrics: "
         f"{', '.join(names)}); leave --wrong out"

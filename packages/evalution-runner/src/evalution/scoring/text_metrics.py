@@ -284,12 +284,13 @@ def _load_levenshtein() -> Any:
 
 
 _ALONE = re.compile(r"[\W_]*([A-Za-z])[\W_]*")
-_CHOSEN = r"(?:\s+(?:is|would be))?)\s*:?[\s*_(\[\"'$\\]*([A-Z])(?!\w|')"
+_CHOSEN = r"(?:\s+(?:is|would be))?)(?:[\s*_\"']*[:=])?[\s*_(\[\"'$\\]*([A-Z])(?!\w|'\w)"
 _LETTERS = (
     re.compile(r"\\boxed\{(?:\\\w+\{)?[\W_]*([A-Z])[\W_]*\}"),
     re.compile(rf"(?i:\b(?:answer|(?:best|correct|right) (?:option|choice)){_CHOSEN}"),
     re.compile(r"(?i:\b(?:answer is|answer:)\s*)([a-z])(?=[\W_]*(?:\n|\Z))"),
     re.compile(r"\A[\W_]*([A-Z])(?:[.:,)\]*]|\s*\n)"),
+    re.compile(r"\A[\W_]*([A-Z])\s+[-–—]\s(?!\s*[A-Z]\b|.*\n\s*[A-Z]\s+[-–—]\s)"),  # no list
     re.compile(r"\A[\W_]*([a-z])[.:)\]](?!\w)"),
     re.compile(r"\b([A-Z]) is (?:the )?(?:best|correct|right)\b"),
     re.compile(rf"(?i:\b(?:option|choice){_CHOSEN}"),
@@ -378,6 +379,7 @@ _UP_TO = {
     "\n": r'up to the first line break (stop: ["\n"])',
 }
 _BY_NUMBER = "by their last number (metrics: [number])"
+NO_NUMBER = "have a target that number refuses"
 NEAR_MISSES = (_AFTER_STRIP, _AFTER_LOWER, *_UP_TO.values(), _BY_NUMBER)
 """Remarks about a wrong answer, the smallest change first."""
 ENDS = tuple(_UP_TO)
@@ -403,6 +405,15 @@ def find_near_misses(answer: str, target: str, heads: Sequence[str]) -> list[str
     return [change for change, is_right in zip(NEAR_MISSES, won, strict=True) if is_right]
 
 
+def has_number(target: str) -> bool:
+    """Report whether the metric number takes this target."""
+    try:
+        _LAST_NUMBER.check_target(target)
+    except ConfigurationError:
+        return False
+    return True
+
+
 def describe_near_misses(counts: Mapping[str, int], rows: int) -> Iterator[str]:
     """Yield one sentence if changes win a tenth of the rows or more: those that win the most.
 
@@ -412,6 +423,8 @@ def describe_near_misses(counts: Mapping[str, int], rows: int) -> Iterator[str]:
     named: list[str] = []
     for change in NEAR_MISSES:
         would = right + counts.get(change, 0)
+        if change == _BY_NUMBER and counts.get(NO_NUMBER):
+            continue
         if would > reached and would - reached >= _WORTH_SAYING * rows:
             named.append(f"{would} would be {change}")
             reached = would

@@ -309,6 +309,8 @@ class MultipleChoice(LocalQuestions, ChoiceSuite):
 
     def choice_texts(self, row: Row) -> Sequence[str]:
         if (templates := self._choice_templates) is not None:
+            if row.columns.keys() >= set(self.choices):
+                self._refuse_names(row)
             return [template.render(row) for template in templates]
         found = row[str(self.choices)]
         if not isinstance(found, list | tuple) or not found:
@@ -325,20 +327,31 @@ class MultipleChoice(LocalQuestions, ChoiceSuite):
 
     def gold_index(self, row: Row, choices: Sequence[str]) -> int:
         value = row[self.target]
-        if isinstance(value, str) and value in choices:
-            _check_meaning(row, self.target, value, choices)
-            return choices.index(value)
-        if isinstance(value, str) and value.isdecimal():  # a table has texts alone
-            value = int(value)
         # A bool is an int too, but true is as likely the first of "yes" and "no".
+        is_number = isinstance(value, int | float) and not isinstance(value, bool)
+        is_text = isinstance(value, str) or (is_number and self._choice_templates is not None)
+        if is_text and (text := str(value)) in choices:
+            _check_meaning(row, self.target, value, choices)
+            return choices.index(text)
+        if isinstance(value, str) and value.isdecimal() and len(value) <= _LONGEST_INDEX:
+            value = int(value)  # a table has texts alone
         if isinstance(value, int) and not isinstance(value, bool) and 0 <= value < len(choices):
-            if self._choice_templates is not None and str(value) in choices:
-                _check_meaning(row, self.target, value, choices)
             return value
         raise ConfigurationError(
             f"{row.place}: column {self.target!r} holds {value!r}, which is neither the text of a "
             f"choice nor an index from 0 to {len(choices) - 1}{_hint_letters(value, len(choices))}"
         )
+
+    def _refuse_names(self, row: Row) -> None:
+        """Refuse choices that are names of columns, unless the prompt shows such a column."""
+        asked = self.question_text(row)
+        if not any(str(row[name]) in asked for name in self.choices):
+            listed = ", ".join(f'"{{{name}}}"' for name in self.choices)
+            raise ConfigurationError(
+                f"{row.place}: choices are names of columns ({', '.join(self.choices)}); for their "
+                f"texts write choices: [{listed}]; for the names themselves show the columns in "
+                "the prompt, or rename them"
+            )
 
     @cached_property
     def _choice_templates(self) -> list[Template] | None:
@@ -347,7 +360,7 @@ class MultipleChoice(LocalQuestions, ChoiceSuite):
         return [parse_template(text, "choices") for text in self.choices]
 
 
-def _check_meaning(row: Row, column: str, value: str | int, choices: Sequence[str]) -> None:
+def _check_meaning(row: Row, column: str, value: str | float, choices: Sequence[str]) -> None:
     """Refuse a number that is a choice and the index of another.
 
     A text is one or the other in a row whose columns have types.

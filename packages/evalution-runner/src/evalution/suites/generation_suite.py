@@ -15,6 +15,7 @@ from evalution.scoring.filters import (
     Filter,
     Reasoning,
     ReasoningSplit,
+    Regex,
     Strip,
     apply_filters,
     filters_to_yaml,
@@ -26,12 +27,16 @@ from evalution.scoring.steps import describe_step
 from evalution.scoring.text_metrics import (
     ENDS,
     NEAR_MISSES,
+    NO_NUMBER,
     RIGHT,
     TEXT_METRICS,
+    EditSimilarity,
     ExactMatch,
     TextMetric,
+    TokenF1,
     describe_near_misses,
     find_near_misses,
+    has_number,
 )
 from evalution.suites.judge import Judge
 from evalution.suites.prompted_suite import LocalQuestions, PromptedSuite, Template, parse_text
@@ -44,6 +49,10 @@ from evalution_core.requests import Message
 
 EXACT_MATCH = ExactMatch.name
 _EXACT_MATCH = ExactMatch()
+_EMPTY_TARGET = (
+    "have an empty target, for which an empty answer is right; fill it in unless that is meant "
+    "(errors and unsaved formulas of a workbook are empty too)"
+)
 Stop = Annotated[
     Sequence[str], Field(description="Texts that end an answer; they are no part of it.")
 ]
@@ -180,6 +189,7 @@ class GenerationSuite(PromptedSuite[AnswerSample, GenerationOutput]):
         extracted: dict[str, str] = {}
         measures: dict[str, Measure] = {}
         remarks: list[str] = []
+        takes_empty = False
         for name, (filters, metric) in self.find_gradings(sample.row).items():
             filtered = apply_filters(filters, answer)
             found = extracted[name] = metric.extract(filtered)
@@ -195,10 +205,15 @@ class GenerationSuite(PromptedSuite[AnswerSample, GenerationOutput]):
                         for end in ENDS
                     ]
                     remarks = find_near_misses(filtered, sample.expected, heads)
+                if not has_number(sample.expected):
+                    remarks.append(NO_NUMBER)
+            takes_empty |= isinstance(metric, ExactMatch | TokenF1 | EditSimilarity)
+        if takes_empty and self.judge is None and not sample.expected:
+            remarks.append(_EMPTY_TARGET)
         return Score(measures, text, extracted, remarks)
 
     def list_notices(self, remarks: Mapping[str, int], samples: int) -> Iterator[str]:
-        shared = {RIGHT, *NEAR_MISSES}
+        shared = {RIGHT, NO_NUMBER, *NEAR_MISSES}
         others = {remark: count for remark, count in remarks.items() if remark not in shared}
         yield from super().list_notices(others, samples)
         yield from describe_near_misses(remarks, samples)
@@ -287,7 +302,18 @@ class Generation(LocalQuestions, GenerationSuite):
         return self._target_template.render(row)
 
     def expected_text(self, row: Row) -> str:
-        return apply_filters(self.target_filters, self.answer_text(row))
+        text = self.answer_text(row)
+        for step in self.target_filters:
+            found = apply_filters([step], text)
+            is_missing = isinstance(step, Regex) and found == Regex.fallback != text
+            if is_missing or (text.strip() and not found.strip()):
+                raise ConfigurationError(
+                    f"{row.place}: filter {type(step).__name__} of target_filters leaves nothing "
+                    f"of the target {text!r:.80}, so an answer that it empties would be right; "
+                    "mend the target or the filter"
+                )
+            text = found
+        return text
 
     @cached_property
     def _target_template(self) -> Template:

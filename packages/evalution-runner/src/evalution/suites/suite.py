@@ -35,6 +35,13 @@ _SHOW = "evalution.show"
 _IS_PATH = "evalution.path"
 PATH = {_IS_PATH: True}
 """Metadata of a field that names a file; in a spec it is relative to the spec's folder."""
+_OF_LM_EVAL = {
+    "until": "stop",
+    "doc_to_text": "prompt",
+    "doc_to_target": "target",
+    "doc_to_choice": "choices",
+    "limit": "max_rows",
+}
 
 
 @dataclass(kw_only=True)
@@ -104,6 +111,10 @@ class SuiteDeclaration(ABC):  # noqa: B024 - abstract is what it declares: Suite
         """Raise `ConfigurationError` for a name that isn't an option, with what there is."""
         known = [option.name for option in option_fields(cls)]
         for name in options:
+            if name not in known and (meant := _OF_LM_EVAL.get(name)) in known:
+                raise ConfigurationError(
+                    f"suite {cls.__name__} has no option {name!r}; did you mean {meant!r}?"
+                )
             metrics = ", ".join(cls.describe_metrics())
             if name in ("metric", "metrics") and name not in known and metrics:
                 advice = (
