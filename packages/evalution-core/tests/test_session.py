@@ -194,6 +194,15 @@ def test_list_call_with_too_few_outputs_is_an_error() -> None:
         list(Short().loglikelihood_continuous(asked("ab")))
 
 
+def test_list_call_that_returns_no_list_is_named() -> None:
+    class Forgetful(Letters):
+        def loglikelihood(self, requests: Any, *, batch_size: int | None = None) -> Any:
+            super().loglikelihood(requests)
+
+    with pytest.raises(EngineRuntimeError, match=r"^loglikelihood\(\) must .* outputs, got None$"):
+        list(Forgetful().loglikelihood_continuous(asked("ab")))
+
+
 def test_rolling_requests_are_scored_as_a_stream_by_default() -> None:
     class Rolling(Letters):
         def loglikelihood_rolling(self, requests: Any, *, batch_size: int | None = None) -> Any:

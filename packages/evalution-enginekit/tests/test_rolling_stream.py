@@ -16,7 +16,7 @@ from evalution_core import (
     RollingLoglikelihoodRequest,
 )
 from evalution_core.encoding import TokenSpan
-from evalution_enginekit import RequestLoop, RequestSession, TokenScore
+from evalution_enginekit import RequestLoop, RequestSession, TokenScore, scoring
 
 Echoes = Callable[..., Any]
 TEXTS = ["a", "a piece of several windows " * 4, "b", "the last one " * 3]
@@ -100,6 +100,20 @@ def test_cancelled_text_yields_nothing_and_the_others_are_scored(session: Any) -
     keys = [key for key, _ in stream]
     assert set(keys) - {"1"} == {"2", "3"}
     assert len(keys) == len(set(keys))
+
+
+def test_text_cancelled_as_its_score_comes_is_left_out(
+    session: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Cancelled(scoring._Text[str]):
+        def __setattr__(self, name: str, value: Any) -> None:
+            super().__setattr__(name, value)
+            if (name, value, self.key) == ("left", 0, "1"):  # where another thread's may come
+                stream.cancel("1")
+
+    monkeypatch.setattr(scoring, "_Text", Cancelled)
+    stream = session.loglikelihood_rolling_continuous(asked(*TEXTS))
+    assert sorted(key for key, _ in stream) == ["0", "2", "3"]
 
 
 def test_closed_stream_frees_the_session(session: Any) -> None:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
@@ -17,12 +18,14 @@ from evalution_core import (
     SessionClosedError,
 )
 from evalution_enginekit import (
+    ByteTokenizer,
     CompletionChunk,
     PromptQueue,
     RequestLoop,
     RequestPrompt,
     RequestSession,
     TokenEvent,
+    TokenScore,
 )
 from evalution_enginekit.mock import MOCK_CAPABILITIES
 
@@ -90,19 +93,48 @@ def test_error_of_gc_is_an_engine_error(echo: Echoes, monkeypatch: pytest.Monkey
     assert len(session.generate([ASK])) == 1
 
 
-def test_tokens_of_an_unknown_prompt_fail_the_generation(
+MISTAKES: dict[str, Any] = {
+    "the engine generated for key 99, no prompt's": [TokenEvent(99, [97])],
+    "the engine generated for key '0', no prompt's": [TokenEvent(cast("int", "0"), [97])],
+    "yield a list of TokenEvent a step, not one event": TokenEvent(0, [97]),
+    "IndexError: 2 token_ids and 0 logprobs came in one event": [TokenEvent(0, [97, 98], [])],
+    "IndexError: no such id; token_ids [999], a vocabulary of 260": [TokenEvent(0, [999])],
+}
+
+
+@pytest.mark.parametrize("message", MISTAKES)
+def test_wrong_events_fail_the_generation_and_the_message_says_what_came(
+    echo: Echoes, monkeypatch: pytest.MonkeyPatch, message: str
+) -> None:
+    class Strict(ByteTokenizer):
+        def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
+            if 999 in token_ids:
+                raise IndexError("no such id")
+            return super().decode(token_ids, skip_special_tokens=skip_special_tokens)
+
+    session = echo(tokenizer=Strict())
+
+    def mistake(feed: PromptQueue) -> Iterator[Sequence[TokenEvent]]:
+        feed.take(1)
+        yield MISTAKES[message]
+
+    monkeypatch.setattr(session._generation, "_generate", mistake)
+    with pytest.raises(EngineRuntimeError, match=re.escape(message)):
+        session.generate([ASK])
+
+
+def test_wrong_scores_fail_the_scoring_and_the_message_says_what_came(
     echo: Echoes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    session = echo()
-    good = session._generate_tokens
-
-    def stray(feed: PromptQueue) -> Iterator[Sequence[TokenEvent]]:
-        for events in good(feed):
-            yield [TokenEvent(99, [97]), *events]
-
-    monkeypatch.setattr(session._generation, "_generate", stray)
-    with pytest.raises(EngineRuntimeError, match="the engine generated for key 99, no prompt's"):
-        session.generate([ASK])
+    session, asked = echo(), [LoglikelihoodRequest("a", "b")]
+    session.check()
+    for made, message in (
+        (iter([TokenScore([-1.0])]), "yield a list of TokenScore a step, not one score"),
+        (iter([[[-1.0] * 500]]), r"must be a TokenScore or an error, got \[[-01., ]{79} \("),
+    ):
+        monkeypatch.setattr(session._scoring, "_score_tokens", lambda _, made=made: made)
+        with pytest.raises(EngineRuntimeError, match=message):
+            session.loglikelihood(asked)
 
 
 CALLS: list[Callable[[Any], object]] = [

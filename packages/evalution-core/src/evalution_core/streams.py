@@ -180,7 +180,7 @@ class _Windows(Generic[K, Q, A]):
                     _end(error, [key for left in (part, *reversed(parts)) for key, _ in left])
                 failures = {0: error}
             else:
-                _check_count(outputs, part)
+                self._check_count(outputs, part)
                 self._control = part[-1][1]
                 yield from zip((key for key, _ in part), outputs, strict=True)
             for index, failure in failures.items():
@@ -194,12 +194,15 @@ class _Windows(Generic[K, Q, A]):
             return False
         return True
 
-
-def _check_count(outputs: Sequence[object], part: Sequence[object]) -> None:
-    if len(outputs) != len(part):
-        raise EngineRuntimeError(
-            f"the session answered {len(outputs)} of {len(part)} requests and does not say which"
-        )
+    def _check_count(self, outputs: Sequence[A], part: Sequence[object]) -> None:
+        if not hasattr(outputs, "__len__"):
+            name = getattr(self._call, "func", self._call).__name__
+            raise EngineRuntimeError(f"{name}() must return a list of outputs, got {outputs!r:.60}")
+        if len(outputs) != len(part):
+            raise EngineRuntimeError(
+                f"the session answered {len(outputs)} of {len(part)} requests and does not say "
+                f"which"
+            )
 
 
 def _split(part: list[tuple[K, Q]], error: EngineRuntimeError) -> list[list[tuple[K, Q]]]:

@@ -7,14 +7,8 @@ from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from evalution_core import (
-    EngineRuntimeError,
-    EvalutionError,
-    GenerationOutput,
-    RequestFailure,
-    TextDelta,
-)
-from evalution_core.requests import FinishReason, TopLogprobs
+from evalution_core import EngineRuntimeError, EvalutionError, GenerationOutput
+from evalution_core.requests import FinishReason, RequestFailure, TextDelta, TopLogprobs
 from evalution_enginekit.planning import check_logprobs
 from evalution_enginekit.runtime_thread import (
     IDLE,
@@ -74,8 +68,7 @@ class Completion:
     """
 
     def __init__(self, tokenizer: Tokenizer, prompt: TokenPrompt):
-        self._special = tokenizer.special_ids
-        self._prompt = prompt
+        self._tokenizer, self._special, self._prompt = tokenizer, tokenizer.special_ids, prompt
         self._detokenizer = Detokenizer(tokenizer, prompt.token_ids)
         self._matcher = StopMatcher(prompt.stop)
         self._pieces: list[tuple[int, str, bool]] = []
@@ -98,22 +91,25 @@ class Completion:
         if self.finish is not None:
             return
         self._runtime.update(event.runtime or {})
-        for index, token_id in enumerate(event.token_ids):
-            if self.finish is not None:
-                break
-            self._generated += 1
-            if token_id in self._prompt.stop_ids:
-                self._end("stop")
-                return
-            self._ids.append(token_id)
-            if event.logprobs is not None:
-                self._logprobs.append(event.logprobs[index])
-            if event.top_logprobs is not None:
-                self._top.append(event.top_logprobs[index])
-            self._add_text(token_id)
-            if self._generated >= self._prompt.max_new_tokens:
-                self._end("length")
-                return
+        try:
+            for index, token_id in enumerate(event.token_ids):
+                if self.finish is not None:
+                    break
+                self._generated += 1
+                if token_id in self._prompt.stop_ids:
+                    self._end("stop")
+                    return
+                self._ids.append(token_id)
+                if event.logprobs is not None:
+                    self._logprobs.append(event.logprobs[index])
+                if event.top_logprobs is not None:
+                    self._top.append(event.top_logprobs[index])
+                self._add_text(token_id)
+                if self._generated >= self._prompt.max_new_tokens:
+                    self._end("length")
+                    return
+        except IndexError as error:
+            raise IndexError(self._find_fault(event, error)) from error
         if event.finish is not None:
             self._end(event.finish)
 
@@ -161,6 +157,13 @@ class Completion:
             self._pieces.append((self._length, piece, special))
             self._length += len(piece)
             self._matcher.push(piece)
+
+    def _find_fault(self, event: TokenEvent, error: IndexError) -> str:
+        ids = [*event.token_ids]
+        for values, name in (event.logprobs, "logprobs"), (event.top_logprobs, "top_logprobs"):
+            if values is not None and len(values) < len(ids):
+                return f"{len(ids)} token_ids and {len(values)} {name} came in one event"
+        return f"{error}; token_ids {ids}, a vocabulary of {self._tokenizer.vocabulary_size}"
 
     def _end(self, reason: FinishReason) -> None:
         self._add_piece(self._detokenizer.flush(), False)
@@ -245,8 +248,7 @@ class Detokenizer:
     def __init__(self, tokenizer: Tokenizer, prompt_ids: Sequence[int]):
         self._decode = tokenizer.decode
         self._ids = list(prompt_ids[-_CONTEXT:])
-        self._context = 0
-        self._read = len(self._ids)
+        self._context, self._read = 0, len(self._ids)
         self._context_text = self._decode_part(0, self._read)
         self.held = 0  # complete characters that wait for the incomplete one behind them
 
@@ -334,15 +336,13 @@ class GenerationLoop:
     def __init__(
         self, thread: RuntimeThread, tokenizer: Tokenizer, generate: Generate, *, continuous: bool
     ):
-        self._thread = thread
-        self._tokenizer, self._generate = tokenizer, generate
+        self._thread, self._tokenizer, self._generate = thread, tokenizer, generate
         self._patience = 0.0 if continuous else _BATCH_PATIENCE_S
-        self._asked = False
+        self._asked, self._last_key = False, -1
         self._streams: list[GenerationStream] = []
         self._running: dict[int, _Running] = {}
         self._late: dict[int, int] = {}  # what is over, with the steps that it got tokens in since
         self._steps: Iterator[Sequence[TokenEvent]] | None = None
-        self._last_key = -1
 
     def open(self, limits: StreamLimits) -> GenerationStream:
         stream: GenerationStream = ResultStream(self._thread, limits)
@@ -369,6 +369,8 @@ class GenerationLoop:
                     self._steps = iter(self._generate(PromptQueue(self, self._thread)))
                 events = next(self._steps, None)
                 with self._thread.lock:
+                    if isinstance(events, TokenEvent):
+                        raise EngineRuntimeError("yield a list of TokenEvent a step, not one event")
                     self._count_late(events or ())
                     for event in events or ():
                         self._apply(event)
@@ -430,7 +432,7 @@ class GenerationLoop:
         return prompt
 
     def _apply(self, event: TokenEvent) -> None:
-        if not 0 <= event.key <= self._last_key:
+        if not (hasattr(event.key, "__index__") and 0 <= event.key <= self._last_key):
             raise EngineRuntimeError(f"the engine generated for key {event.key!r}, no prompt's")
         running = self._running.get(event.key)
         if running is None or event.key in self._late:
@@ -473,10 +475,8 @@ class GenerationLoop:
         with self._thread.lock:
             for key, running in list(self._running.items()):
                 if key not in self._late:
-                    error = EngineRuntimeError(
-                        "the engine ended generation before this request was finished",
-                        in_flight=[running.key],
-                    )
+                    text = "the engine ended generation before this request was finished"
+                    error = EngineRuntimeError(text, in_flight=[running.key])
                     running.stream.deliver(key, RequestFailure(error, running.job.metadata))
                 self._release(key)
 

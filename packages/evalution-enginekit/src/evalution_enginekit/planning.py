@@ -62,7 +62,7 @@ def check_score(score: object) -> TokenScore:
         TypeError: it is something else.
     """
     if not isinstance(score, TokenScore):
-        raise TypeError(f"a score must be a TokenScore or an error, got {score!r}")
+        raise TypeError(f"a score must be a TokenScore or an error, got {score!r:.80}")
     return score
 
 
