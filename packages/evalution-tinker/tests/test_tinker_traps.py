@@ -188,6 +188,14 @@ def test_stops_are_sent_as_texts_or_as_ids(server: Any) -> None:
     assert stops == [["\n"], [], [563]], "text; nothing at all; the end of sequence"
 
 
+def test_top_k_beyond_the_vocabulary_is_sent_as_its_size(server: Any) -> None:
+    sampled = GenerationRequest(QUESTION, max_new_tokens=1, do_sample=True, temperature=1.0)
+    with Tinker(base_url=server.url).build(TINY) as session:
+        session.generate([replace(sampled, top_k=top_k) for top_k in (0, 9, 1000)])
+    sent = {request["sampling_params"].get("top_k") for request in server.asked[-3:]}
+    assert sent == {-1, 9, server.tokenizer.vocabulary_size}
+
+
 def test_empty_prompt_and_a_prompt_of_one_token_are_answered(server: Any) -> None:
     with Tinker(base_url=server.url).build(TINY) as session:
         one = GenerationRequest(input_ids=[5], max_new_tokens=1)

@@ -13,6 +13,7 @@ from evalution_enginekit import (
     CompletionChunk,
     RequestPrompt,
     RequestSession,
+    Tokenizer,
     TokenScore,
     TokenSpan,
 )
@@ -55,7 +56,8 @@ class TinkerSession(RequestSession):
     async def _complete(self, prompt: RequestPrompt) -> AsyncIterator[CompletionChunk]:
         request = prompt.request
         wanted = {} if not request.logprobs else {"topk_sample_logprobs": request.logprobs}
-        answer = await self._sampling.sample(prompt.token_ids or (), _make_params(prompt), **wanted)
+        params = _make_params(prompt, self._tokenizer)
+        answer = await self._sampling.sample(prompt.token_ids or (), params, **wanted)
         sequence = answer.sequences[0]
         finish = _FINISHES.get(sequence.stop_reason)
         if finish is None:
@@ -106,7 +108,7 @@ class TinkerSession(RequestSession):
         }
 
 
-def _make_params(prompt: RequestPrompt) -> dict[str, Any]:
+def _make_params(prompt: RequestPrompt, tokenizer: Tokenizer | None) -> dict[str, Any]:
     """Return sampling parameters; the kit cuts at stops, which come back inside `tokens`.
 
     `stop` holds texts or ids, never both. Text alone would leave the end of a sequence to the
@@ -114,11 +116,13 @@ def _make_params(prompt: RequestPrompt) -> dict[str, Any]:
     """
     request = prompt.request
     stop: list[Any] = list(request.stop) if prompt.stop_ids else []
+    # SkyRL refuses more than the model has tokens.
+    most = request.top_k if tokenizer is None else min(request.top_k, tokenizer.vocabulary_size)
     return {
         "max_tokens": request.max_new_tokens,
         "temperature": request.temperature if request.do_sample else 0.0,
         "top_p": request.top_p if request.do_sample else 1.0,
-        "top_k": request.top_k if request.do_sample and request.top_k else -1,
+        "top_k": most if request.do_sample and most else -1,
         "seed": request.seed,
         "stop": stop or sorted(prompt.stop_ids),
     }
