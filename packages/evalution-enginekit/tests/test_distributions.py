@@ -36,7 +36,8 @@ from evalution_enginekit.distributions import (
     log_softmax_rows,
     split_spans,
 )
-from evalution_enginekit.planning import TokenScore
+from evalution_enginekit.planning import TokenScore, WrongScoresError
+from evalution_enginekit.scoring import complete_top_logprobs
 
 POISON = 7
 VOCABULARY = 264
@@ -261,6 +262,12 @@ def test_missing_top_tokens_are_no_answer() -> None:
         pytest.raises(EngineRuntimeError, match="most likely tokens of 2 positions"),
     ):
         session.loglikelihood([LoglikelihoodRequest("a", "bc", top_logprobs=1)])
+
+
+def test_fewer_top_tokens_than_were_asked_for_are_no_answer() -> None:
+    score = TokenScore([-1.0, -2.0], top_logprobs=[{2: -1.0, 5: -3.0}, {3: -2.0}])
+    with pytest.raises(WrongScoresError, match=r"the 2 most likely .* and all those of 1 came"):
+        complete_top_logprobs(TokenSpan([1, 2, 3], 1, top_logprobs=2), score)
 
 
 @pytest.mark.parametrize("count", [0, -1, True, 1.5])

@@ -96,9 +96,10 @@ def test_a_prompt_that_must_not_be_cut_is_refused() -> None:
     assert prepared(64).encode_generation(request).truncated_tokens == 0
 
 
-def test_temperature_is_ignored_without_sampling() -> None:
-    prompt = prepared().encode_generation(ask("a", temperature=0.7, top_p=0.5)).prompt
-    assert (prompt.do_sample, prompt.temperature) == (False, 0.0)
+def test_settings_of_samples_are_ignored_without_sampling() -> None:
+    unheeded = ask("a", temperature=0.7, top_p=0.5, top_k=9, seed=3)
+    prompt = prepared().encode_generation(unheeded).prompt
+    assert prompt == prepared().encode_generation(ask("a")).prompt
     sampled = prepared().encode_generation(ask("a", do_sample=True, temperature=0.7, seed=3)).prompt
     assert (sampled.do_sample, sampled.temperature, sampled.seed) == (True, 0.7, 3)
 

@@ -180,6 +180,16 @@ def assert_failure(result: object, metadata: dict[str, Any], asked: str) -> None
     assert result.metadata == metadata, "the failure lacks the request's metadata"
 
 
+def assert_same_values(
+    subject: Subject, found: GenerationOutput, expected: GenerationOutput, rule: str
+) -> None:
+    """The tokens that both generated have the same values, up to the first that differs."""
+    step = first_difference(found.token_ids or [], expected.token_ids or [])
+    if step != 0 and expected.token_ids:
+        values = (found.token_logprobs or [])[:step]
+        assert_same_logprobs(subject, values, (expected.token_logprobs or [])[:step], rule)
+
+
 def first_difference(left: Sequence[int], right: Sequence[int]) -> int | None:
     """The first index at which two sequences differ; None if they are equal."""
     shared = shared_prefix(left, right)

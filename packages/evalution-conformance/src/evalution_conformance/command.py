@@ -15,6 +15,7 @@ import typer
 
 from evalution_conformance import EngineConformance
 from evalution_core import BaseEngine, ConfigurationError, Model, load_engine
+from evalution_core.discovery import ENGINES
 from evalution_enginekit.runtime import parse_option_pairs
 
 _FILE = """\
@@ -58,10 +59,10 @@ def conform(
     if oracle_model is not None and oracle is None:
         raise ConfigurationError("--oracle-model needs --oracle, the engine that runs it")
     job: dict[str, Any] = {
-        "engine": engine,
+        "engine": _qualify(engine),
         "options": parse_option_pairs("--set", pairs),
         "model": model,
-        "oracle": oracle,
+        "oracle": None if oracle is None else _qualify(oracle),
         "oracle_model": oracle_model,
     }
     declare(job)  # wrong names and options are reported before a process is started
@@ -72,6 +73,8 @@ def conform(
     if not file.is_file():
         raise ConfigurationError(f"the checks ended with status {status} and left no report")
     report = json.loads(file.read_text(encoding="utf-8"))
+    if not report["engines"]:
+        raise ConfigurationError(f"no check could begin: {report.get('uncollected')}")
     (output / "conformance.html").write_text(make_page(report), encoding="utf-8")
     print(f"report: {file}, {output / 'conformance.html'}")
     is_built = any(checked.get("is_built") for checked in report["engines"])
@@ -95,9 +98,15 @@ def declare(job: dict[str, Any]) -> type[EngineConformance]:
     return type("TestEngine", (EngineConformance,), {"__module__": "test_conform", **settings})
 
 
+def _qualify(name: str) -> str:
+    """Return a name by which any process finds the engine that this one has of `name`."""
+    entry = ENGINES.find(name)
+    return entry.qualified if entry.distribution else name
+
+
 def _make_oracle(name: str) -> BaseEngine:
     kind = load_engine(name)
-    is_reference = "dtype" in kind.options_schema()["properties"] and name == "Reference"
+    is_reference = kind.__module__.startswith("evalution_reference.")
     return kind.from_options({"dtype": "float64"} if is_reference else {})
 
 

@@ -169,6 +169,11 @@ class Report:
         self._prints_lines = prints_lines
         self._terminal: pytest.TerminalReporter | None = None
         self._classes: dict[str, dict[str, Any]] = {}
+        self._uncollected: str | None = None
+
+    def pytest_collectreport(self, report: pytest.CollectReport) -> None:
+        if report.failed:
+            self._uncollected = _read_detail(report)
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         for name, value in report.user_properties:
@@ -196,6 +201,8 @@ class Report:
             "date": str(date.today()),
             "engines": list(self._classes.values()),
         }
+        if self._uncollected is not None:
+            written["uncollected"] = self._uncollected
         self._file.parent.mkdir(parents=True, exist_ok=True)
         text = format_report(shorten_paths(written))
         self._file.write_text(text + "\n", encoding="utf-8")
@@ -365,7 +372,7 @@ def _name_outcome(report: pytest.TestReport, outcome: str | None, *, has_gap: bo
     return "gap closed" if has_gap and "[XPASS(strict)]" in report.longreprtext else "failed"
 
 
-def _read_detail(report: pytest.TestReport) -> str | None:
+def _read_detail(report: pytest.TestReport | pytest.CollectReport) -> str | None:
     """Return the reason of a skip, or the one line that says what is wrong."""
     if report.passed:
         return None

@@ -73,6 +73,12 @@ class Observation:
     output: GenerationOutput
 
 
+def put_behind_words(texts: Sequence[str], count: int) -> list[str]:
+    """Repeat the texts, each round behind one more word, until there are `count`."""
+    words = SENTENCE.split()
+    return [" ".join([*words[: at // len(texts)], texts[at % len(texts)]]) for at in range(count)]
+
+
 def make_long_text(codec: TextCodec, length: int, *, seed: int) -> str:
     """Make a text of at most `length` tokens, leading ids included, and hardly fewer.
 

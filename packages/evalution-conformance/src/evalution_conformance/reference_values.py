@@ -160,7 +160,7 @@ def open_reference(subject: Subject, capability: Capability) -> Generator[BaseIn
     oracle = subject.oracle
     if oracle is None:
         _require_builtin(subject)
-        reference: Any = load_engine("Reference")
+        reference: Any = load_engine("evalution-reference/Reference")
         oracle = cast("BaseEngine", reference(dtype="float64"))
     if capability not in oracle.capabilities:
         pytest.skip(f"the oracle {type(oracle).__name__} doesn't declare {capability.value}")

@@ -451,3 +451,22 @@ class LogprobsAfterTemperature(ToySession):
         if output.token_logprobs is None:
             return output
         return replace(output, token_logprobs=[value / 2 for value in output.token_logprobs])
+
+
+@session_fault("test_generated_tokens_score_the_same")
+class LosesTrackInLongTexts(ToySession):
+    """From the 33rd token on, log-probabilities are off."""
+
+    def change_output(
+        self, request: GenerationRequest, output: GenerationOutput
+    ) -> GenerationOutput:
+        values = output.token_logprobs or []
+        return replace(output, token_logprobs=[*values[:32], *(v - 0.01 for v in values[32:])])
+
+
+@session_fault("test_logprobs_belong_to_the_tokens")
+class ListsFiveAtMost(ToySession):
+    """Of more likely tokens than five, five come."""
+
+    def change_request(self, request: GenerationRequest) -> GenerationRequest:
+        return replace(request, logprobs=request.logprobs and min(request.logprobs, 5))

@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from evalution_core import Capability, GenerationOutput, GenerationRequest, RequestFailure
+from evalution_core.encoding import encode_with_leading
 from evalution_enginekit import (
     CompletionChunk,
     PromptQueue,
@@ -123,6 +124,15 @@ class _ChangesBatches(ToyHooks):
         return super().generate(self.change_batch(requests), batch_size=batch_size)
 
 
+@shared_fault("test_a_low_temperature_is_nearly_greedy")
+class OneTemperatureForAll(_ChangesBatches):
+    """All samples of a batch are drawn at the temperature of its first."""
+
+    def change_batch(self, requests: Sequence[GenerationRequest]) -> list[GenerationRequest]:
+        hot = next((r.temperature for r in requests if r.do_sample), 1.0)
+        return [replace(r, temperature=hot) if r.do_sample else r for r in requests]
+
+
 @shared_fault("test_a_seed_is_its_own_requests")
 class SeedsItsNeighbours(_ChangesBatches):
     """A request without a seed is drawn with that of the batch."""
@@ -229,6 +239,24 @@ class KeepsTheLongerPrompt(_CachesPrompts):
             if list(known[: len(begun)]) == begun:
                 return known
         return super().feed_prompt(token_ids)
+
+
+@shared_fault("test_earlier_prompts_change_no_answer")
+class LosesTheLastTokenOfAnAnswer(_CachesPrompts):
+    """A prompt that goes on behind an answer is fed without its last token, which wasn't cached."""
+
+    def change_output(
+        self, request: GenerationRequest, output: GenerationOutput
+    ) -> GenerationOutput:
+        before = request.input_ids or encode_with_leading(self.codec, output.prompt)
+        self._known[output.prompt] = [*before, *(output.token_ids or ())]
+        return output
+
+    def feed_prompt(self, token_ids: Sequence[int]) -> Sequence[int]:
+        for known in self._known.values():
+            if len(known) < len(token_ids) and list(token_ids[: len(known)]) == known:
+                return [*known[:-1], *token_ids[len(known) :]]
+        return token_ids
 
 
 @session_fault("test_a_stop_string_ends_the_computation")

@@ -208,6 +208,14 @@ class CountsInItsDescription(ToySession):
         return {"requests": self._served}
 
 
+@session_fault("test_describe_execution_reports_the_common_keys_and_no_counters")
+class DescribesAnotherWindow(ToySession):
+    """`describe_execution` has another window than the session."""
+
+    def _describe(self) -> dict[str, Any]:
+        return {"max_model_len": 99_999}
+
+
 @session_fault("test_identity_is_json_safe_and_stable")
 class NewEachTime(ToySession):
     """`identity` is another at each call."""

@@ -54,6 +54,16 @@ class PadsBesideALongPair(_ChangesScoresOfABatch):
         return change_values(outputs[at], list(score.logprobs))
 
 
+@shared_fault("test_a_batch_scores_as_its_pairs_alone")
+class SwapsScoresOfALargeBatch(_ChangesScoresOfABatch):
+    """With more than 32 pairs, one in the middle gets its neighbour's score."""
+
+    def change_in_batch(
+        self, at: int, requests: Sequence[LoglikelihoodRequest], outputs: list[LoglikelihoodOutput]
+    ) -> LoglikelihoodOutput:
+        return outputs[at - (len(requests) > 32 and at == 32)]
+
+
 @shared_fault("test_choices_are_scored_apart")
 class TakesAChoiceForALongerOne(_ChangesScoresOfABatch):
     """A choice that begins another one of the same context gets the longer one's score."""

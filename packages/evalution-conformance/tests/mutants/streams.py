@@ -258,6 +258,22 @@ class LosesTheLastScore(ToySession):
             yield from super().loglikelihood_continuous(full, batch_size=batch_size)
 
 
+@session_fault("test_a_stream_scores_as_the_list_does")
+class KeepsScoresOfAClosedStream(ToySession):
+    """What a scoring stream had computed when it was closed is given to the next one."""
+
+    _left: tuple[Any, ...] = ()
+
+    def loglikelihood_continuous(  # pyright: ignore[reportIncompatibleMethodOverride]
+        self, requests: Iterable[tuple[Any, LoglikelihoodRequest]], *, batch_size: int | None = None
+    ) -> Iterator[Any]:
+        found = dict(super().loglikelihood_continuous(requests, batch_size=batch_size))
+        self._left += tuple(found.values())
+        for key in found:
+            score, self._left = self._left[0], self._left[1:]
+            yield key, score
+
+
 @session_fault("test_a_bad_pair_is_a_value")
 class EndsAtABadPair(ToySession):
     """One bad pair ends the stream for all."""

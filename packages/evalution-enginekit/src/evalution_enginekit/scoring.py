@@ -168,6 +168,8 @@ class ScoringLoop:
         """Hand on one step's scores; None means that the engine has no more."""
         if scores is None and chunk.rest:
             raise EngineRuntimeError(f"scored {chunk.done} of {len(chunk.jobs)} spans")
+        if isinstance(scores, TokenScore):
+            raise EngineRuntimeError("yield a list of TokenScore a step, not one score")
         found = list(scores or ())
         if len(found) > len(chunk.rest):
             raise EngineRuntimeError(f"scored more than the {len(chunk.jobs)} spans there were")
@@ -277,15 +279,16 @@ def complete_top_logprobs(span: TokenSpan, score: TokenScore) -> TopLogprobs | N
     """The most likely tokens of each position, where the span asks for them.
 
     Raises:
-        WrongScoresError: they are missing at some, or contradict the scored token's own value.
+        WrongScoresError: some are missing, or contradict the scored token's own value.
     """
     if span.top_logprobs is None:
         return None
     expected, found = len(span.token_ids) - span.start, score.top_logprobs or []
-    if len(found) != expected or not all(found):
+    whole = sum(len(top) >= span.top_logprobs for top in found)
+    if not len(found) == expected == whole:
         raise WrongScoresError(
-            f"the most likely tokens of {expected} positions were asked for, and those of "
-            f"{sum(map(bool, found))} came"
+            f"the {span.top_logprobs} most likely tokens of {expected} positions were asked for, "
+            f"and all those of {whole} came"
         )
     for token_id, own, top in zip(span.token_ids[span.start :], score.logprobs, found, strict=True):
         # A token that isn't listed is at most as likely as the last that is.
@@ -382,8 +385,8 @@ class RollingStream(RequestStream[K, RollingLoglikelihoodOutput | RequestFailure
                 )
             text.scores[index] = score
             text.left -= 1
-            if not text.left:
-                del self._texts[number]
+            # Another thread's `cancel` may have taken it meanwhile.
+            if not text.left and self._texts.pop(number, None) is not None:
                 scores = [found for found in text.scores if found is not None]
                 try:
                     return text.key, rolling_output(text.request, text.windows, scores)
@@ -409,7 +412,7 @@ class RollingStream(RequestStream[K, RollingLoglikelihoodOutput | RequestFailure
     def _rename_keys(self, error: EngineRuntimeError) -> EngineRuntimeError:
         """Return the error with the keys of texts in place of those of their windows."""
         numbers = dict.fromkeys(cast("tuple[int, int]", part)[0] for part in error.in_flight)
-        keys = [self._texts[number].key for number in numbers if number in self._texts]
+        keys = [text.key for text in map(self._texts.get, numbers) if text is not None]
         renamed = type(error)(str(error), in_flight=keys)
         renamed.__cause__ = error.__cause__
         return renamed

@@ -36,6 +36,34 @@ _WEIGHT = "model.layers.0.mlp.down_proj.weight"
 _RENAMED = b"blk.0.ffn_down.weight", b"blk.0.ffn_dowm.weight"
 """The weight's name in a GGUF file, and another of the same length."""
 
+_WEIGHTS = (".safetensors", ".gguf")
+_COPIED_BYTES = 1 << 24
+
+
+@contextmanager
+def copy_with_another_weight(model: Model) -> Generator[Model | None]:
+    """Copy a model of a few MB, with a bit of each file of weights changed; None: it has none."""
+    source = Path(str(model.path)).expanduser()
+    if model.path == MODEL:
+        source = builtin_path(MODEL, "safetensors")
+    # Where `builtin:tiny` is a GGUF file, it is the one in float32.
+    found = (file for file in (source, *source.rglob("*")) if file.name != "tiny-q8_0.gguf")
+    files = [file for file in found if file.is_file()]
+    weights = [file for file in files if file.suffix in _WEIGHTS]
+    if not weights or sum(file.stat().st_size for file in files) > _COPIED_BYTES:
+        yield None
+        return
+    with TemporaryDirectory() as made:
+        copy = Path(made, source.name)
+        for file in files:
+            content = bytearray(file.read_bytes())
+            if file in weights:
+                content[len(content) // 2 & ~7] ^= 1
+            target = copy / file.relative_to(source)
+            target.parent.mkdir(parents=True, exist_ok=True)
+            target.write_bytes(content)
+        yield replace(model, path=str(copy))
+
 
 @contextmanager
 def list_incomplete_models(subject: Subject) -> Generator[list[Model]]:

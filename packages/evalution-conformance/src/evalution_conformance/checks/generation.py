@@ -19,6 +19,7 @@ from evalution_conformance.assertions import (
     assert_refused,
     assert_same_logprobs,
     assert_same_text,
+    assert_same_values,
     assert_tokens_agree,
 )
 from evalution_conformance.probes import (
@@ -27,6 +28,7 @@ from evalution_conformance.probes import (
     PROMPTS,
     SENTENCE,
     find_plain_completion,
+    put_behind_words,
 )
 from evalution_conformance.reference_values import MODEL, load_reference_values, require_cases
 from evalution_conformance.subject import Subject
@@ -34,6 +36,7 @@ from evalution_conformance.suite import fills_the_window, needs
 from evalution_core import (
     Capability,
     ContextLengthError,
+    GenerationOutput,
     GenerationRequest,
     InvalidRequestError,
     Model,
@@ -73,6 +76,14 @@ _BAD_FIELDS: tuple[dict[str, Any], ...] = (
     {"top_k": -1},
     {"truncation": "middle"},
 )
+_UNHEEDED: tuple[dict[str, Any], ...] = (
+    {"temperature": 5.0},
+    {"temperature": 5.0, "top_k": 50},
+    {"temperature": 5.0, "top_p": 0.9},
+    {"temperature": 5.0, "seed": 1},
+)
+"""Settings of samples: without `do_sample` they change nothing."""
+_LARGE_BATCH = 16
 _LONG_HEAD = 240
 """Characters that several prompts begin with: a few blocks of a prefix cache."""
 _TOOL: dict[str, Any] = {
@@ -87,27 +98,39 @@ class GenerationChecks:
     def test_a_batch_answers_as_its_requests_alone(self, subject: Subject) -> None:
         """One output for each request, in order; none depends on its batch neighbours."""
         assert subject.generate() == [], "an empty list must give an empty list"
-        prompts = [*PROMPTS, SENTENCE, *reversed(PROMPTS)]
+        probes = [*PROMPTS, SENTENCE, *reversed(PROMPTS)]
+        size = min(subject.session.info.preferred_batch_size or _LARGE_BATCH, _LARGE_BATCH)
+        prompts = put_behind_words(probes, max(len(probes), 2 * size + 1))
         limits = [1 + index * 5 % subject.max_new_tokens for index in range(len(prompts))]
         requests = [
             GenerationRequest(prompt, max_new_tokens=limit)
             for prompt, limit in zip(prompts, limits, strict=True)
         ]
+        # Where a batch ends, faults show first, and in values sooner than in texts.
+        for request in requests[len(probes) :] if subject.declares(Capability.LOGPROBS) else ():
+            request.logprobs = 0
+        compared = {*range(len(probes)), *range(size - 1, len(prompts), size), len(prompts) - 1}
         outputs = subject.generate(*requests)
         assert len(outputs) == len(requests), f"{len(requests)} requests, {len(outputs)} outputs"
         for index, (request, output) in enumerate(zip(requests, outputs, strict=True)):
             assert output.prompt == request.prompt, f"output {index} belongs to another request"
-            rule = f"request {index} is answered otherwise in a batch than alone"
-            assert_same_text(subject, request, output, subject.complete(request), rule)
+            if index in compared:
+                rule = f"request {index} is answered otherwise in a batch than alone"
+                alone = subject.complete(request)
+                assert_same_values(subject, output, alone, rule)
+                assert_same_text(subject, request, output, alone, rule)
 
     def test_earlier_prompts_change_no_answer(self, subject: Subject) -> None:
         """An answer doesn't depend on what was asked before: no stale prefix is fed."""
         requests = _make_prompts_with_one_head(subject)
         answers = [subject.complete(request) for request in requests]
+        follow_ups = _follow_up(subject, requests[0], answers[0])
+        answers += [subject.complete(request) for request in follow_ups]
+        requests += follow_ups
         with subject.fresh() as session:
             for request, answer in reversed(list(zip(requests, answers, strict=True))):
                 (expected,) = session.generate([request])
-                rule = f"the answer to {request.prompt!r} depends on earlier prompts"
+                rule = f"the answer to {expected.prompt!r} depends on earlier prompts"
                 assert_same_text(subject, request, answer, expected, rule)
                 if answer.token_logprobs is not None and answer.text == expected.text:
                     found, wanted = answer.token_logprobs, expected.token_logprobs
@@ -127,9 +150,12 @@ class GenerationChecks:
         first = subject.complete(request)
         again = subject.complete(request)
         assert_same_text(subject, request, again, first, "greedy text differs the second time")
-        hot = subject.request(PROMPTS[0], temperature=5.0)
-        found = subject.complete(hot)
-        assert_same_text(subject, request, found, first, "the temperature changes greedy text")
+        for plain in (request, subject.request(PROMPTS[1])):
+            asked = (dataclasses.replace(plain, **setting) for setting in _UNHEEDED)
+            expected, *found = subject.generate(plain, *asked)
+            for setting, output in zip(_UNHEEDED, found, strict=True):
+                rule = f"{setting} changes greedy text"
+                assert_same_text(subject, plain, output, expected, rule)
 
     @needs(Capability.TOKEN_IDS)
     def test_ids_are_completed_as_their_text(self, subject: Subject) -> None:
@@ -316,6 +342,25 @@ def _make_prompts_with_one_head(subject: Subject) -> list[GenerationRequest]:
     tails = (" The dog is red and", "", " The cat is big and")
     logprobs = 2 if subject.declares(Capability.LOGPROBS) else None
     return [subject.request(head + tail, logprobs=logprobs) for tail in tails]
+
+
+def _follow_up(
+    subject: Subject, request: GenerationRequest, answer: GenerationOutput
+) -> list[GenerationRequest]:
+    """Make prompts that go on behind an answer: as it ended, and as a stop string cut it."""
+    stop = answer.text[len(answer.text) // 2 :][:2] or "e"
+    stopped = subject.complete(dataclasses.replace(request, stop=[stop]))
+    takes_ids = subject.declares(Capability.TOKEN_IDS) and subject.session.tokenizer is not None
+    made: list[GenerationRequest] = []
+    for output in (answer, stopped):
+        if takes_ids and output.token_ids is not None:
+            before, after = subject.prompt_ids(request.prompt or ""), subject.codec.encode(" and")
+            token_ids = [*before, *output.token_ids, *after]
+            made.append(dataclasses.replace(request, input_ids=token_ids))
+        else:
+            prompt = f"{request.prompt}{output.text} and"
+            made.append(dataclasses.replace(request, prompt=prompt))
+    return made
 
 
 def _assert_equals_reference(subject: Subject, case: Any) -> None:

@@ -5,16 +5,15 @@ from __future__ import annotations
 import math
 
 from evalution_conformance.assertions import (
-    assert_same_logprobs,
     assert_same_score,
+    assert_same_values,
     assert_scores,
-    first_difference,
 )
 from evalution_conformance.probes import PAIRS, PROMPTS, change_tokens, make_long_text
 from evalution_conformance.reference_values import WindowCase, require_window
 from evalution_conformance.subject import Subject, open_stream, read_one
 from evalution_conformance.suite import needs
-from evalution_core import Capability, GenerationOutput, GenerationRequest, LoglikelihoodRequest
+from evalution_core import Capability, GenerationRequest, LoglikelihoodRequest
 
 _ENDING = 16
 """Tokens at the end of a probe that are scored."""
@@ -80,7 +79,7 @@ class IsolationChecks:
             zip(requests, subject.generate(*requests), strict=True)
         ):
             rule = f"request {index} in a batch and alone"
-            _assert_same_values(subject, output, subject.complete(request), rule)
+            assert_same_values(subject, output, subject.complete(request), rule)
 
     @needs(Capability.GENERATE, Capability.LOGLIKELIHOOD)
     def test_an_open_stream_changes_no_score(self, subject: Subject) -> None:
@@ -102,13 +101,3 @@ def _read_context(subject: Subject, case: WindowCase) -> list[int]:
 def _assert_ending(subject: Subject, case: WindowCase, rule: str) -> None:
     context_ids, values = _read_context(subject, case), case.token_logprobs[-_ENDING:]
     assert_scores(subject, context_ids, case.token_ids[-_ENDING:], values, rule)
-
-
-def _assert_same_values(
-    subject: Subject, found: GenerationOutput, expected: GenerationOutput, rule: str
-) -> None:
-    """The tokens that both generated have the same values, up to the first that differs."""
-    step = first_difference(found.token_ids or [], expected.token_ids or [])
-    if step != 0 and expected.token_ids:
-        values = (found.token_logprobs or [])[:step]
-        assert_same_logprobs(subject, values, (expected.token_logprobs or [])[:step], rule)

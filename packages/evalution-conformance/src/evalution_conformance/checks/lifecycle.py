@@ -6,6 +6,7 @@ import dataclasses
 import json
 import pickle
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from typing import Any
 
 from evalution_conformance.assertions import (
@@ -14,14 +15,16 @@ from evalution_conformance.assertions import (
     assert_same_score,
     assert_same_text,
 )
+from evalution_conformance.checks.checkpoint import copy_with_another_weight
 from evalution_conformance.probes import CHATS, PAIRS, PROMPTS
-from evalution_conformance.subject import Subject, require_output
+from evalution_conformance.subject import Subject, open_stream, require_output
 from evalution_conformance.suite import needs
 from evalution_conformance.watch import call_at_once, call_within
 from evalution_core import (
     BaseInferenceSession,
     Capability,
     ConfigurationError,
+    EvalutionError,
     GenerationRequest,
     InvalidRequestError,
     LoglikelihoodRequest,
@@ -60,8 +63,8 @@ class BuildChecks:
 
     def test_an_engine_holds_no_weights(self, subject: Subject) -> None:
         """An engine is configuration: after `build` it pickles as before, and stays small."""
-        with subject.fresh():
-            size = len(pickle.dumps(subject.engine))
+        assert subject.session is not None, "build() gives nothing"
+        size = len(pickle.dumps(subject.engine))
         assert size <= _CONFIGURATION_BYTES, f"once built, the engine pickles to {size} bytes"
 
     def test_closing_twice_is_harmless(self, subject: Subject) -> None:
@@ -75,8 +78,20 @@ class BuildChecks:
         _assert_json_safe_and_stable(subject.session.describe_execution, "describe_execution()")
 
     def test_identity_is_json_safe_and_stable(self, subject: Subject) -> None:
-        """`identity` describes what answers, JSON-safe; None where that is unknowable."""
+        """`identity` describes what answers, JSON-safe; None where that is unknowable.
+
+        A small model with another weight has another one, or the cache would answer for it.
+        """
         _assert_json_safe_and_stable(subject.session.identity, "identity()")
+        if (identity := subject.session.identity()) is None:
+            return
+        with suppress(EvalutionError), copy_with_another_weight(subject.model) as model:
+            if model is not None:
+                with subject.fresh(model=model) as session:
+                    assert session.identity() != identity, (
+                        f"for weights that differ, identity() is {identity} both times; hash the "
+                        "files, as model_identity of evalution_enginekit does, or return None"
+                    )
 
 
 class LifecycleChecks:
@@ -100,6 +115,15 @@ class LifecycleChecks:
         before = _answer(subject, subject.session)
         subject.session.gc()
         _assert_same_answer(subject, _answer(subject, subject.session), before, "after gc()")
+        if subject.declares(Capability.GENERATE):
+            requests = [subject.request(prompt) for prompt in PROMPTS]
+            expected = subject.generate(*requests)
+            with open_stream(subject, iter(enumerate(requests))) as stream:
+                for key, result in stream:
+                    subject.session.gc()
+                    rule = "with gc() beside an open stream, greedy text is another"
+                    output = require_output(result)
+                    assert_same_text(subject, requests[key], output, expected[key], rule)
 
     def test_a_second_session_answers_alike(self, subject: Subject) -> None:
         """Two sessions live in one process, and closing one leaves the other alone."""
@@ -135,6 +159,12 @@ class LifecycleChecks:
         assert before is not None, "describe_execution() returns nothing"
         missing = sorted(_COMMON_KEYS - before.keys())
         assert not missing, f"describe_execution() lacks {', '.join(missing)}"
+        end = None if session.tokenizer is None else session.tokenizer.eos_id
+        for name, known in ("max_model_len", session.info.max_model_len), ("eos_ids", end):
+            found: Any = before.get(name)
+            if None not in (known, found):
+                is_so = known in found if name == "eos_ids" else known == found
+                assert is_so, f"describe_execution() has {name} {found!r}, the session {known!r}"
         before = json.dumps(before, sort_keys=True)
         _answer(subject, session)
         after = json.dumps(session.describe_execution(), sort_keys=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
@@ -12,14 +13,21 @@ import pytest
 from evalution_conformance.assertions import (
     assert_has_values,
     assert_same_text,
+    assert_same_values,
     assert_tokens_agree,
 )
-from evalution_conformance.probes import PROMPTS, find_plain_completion
+from evalution_conformance.probes import PROMPTS, find_plain_completion, make_long_ids
 from evalution_conformance.reference_values import top2_gaps
 from evalution_conformance.rows import read_rows
 from evalution_conformance.subject import Subject, collect_outputs
 from evalution_conformance.suite import needs
-from evalution_core import Capability, GenerationOutput, GenerationRequest
+from evalution_core import (
+    Capability,
+    GenerationOutput,
+    GenerationRequest,
+    InvalidRequestError,
+    UnsupportedRequestError,
+)
 from evalution_core.requests import DistributionRequest
 
 _HOT = 2.0
@@ -40,6 +48,13 @@ _HEAD = 5
 _USUAL_TOP_K = 50
 _USUAL_TOP_P = 0.8
 """Cuts that a checkpoint's files may ask for, and no request did."""
+_WIDE_CUTS: tuple[dict[str, Any], ...] = ({}, {"top_p": 0.99}, {"top_k": 1000})
+"""Settings that leave what another one leaves."""
+_LISTED = 10
+_FIERY = 10.0
+"""A temperature beyond the usual ones."""
+_LONG = 144
+"""Tokens of a completion, and of its prompt at most, that pass borders of a cache's pages."""
 _MANY = 96
 _DEVIATIONS = 6
 """Standard deviations that a count of draws is off by chance once in a thousand million times."""
@@ -94,7 +109,8 @@ class SamplingChecks:
         """With `top_k=2`, each token drawn is one of the two likeliest, and both are drawn."""
         known = dict(_find_open_steps(subject)) if subject.declares(Capability.LOGPROBS) else {}
         for prompt, likeliest in known.items():
-            _assert_drawn(subject, prompt, likeliest, temperature=_HOT, top_k=2)
+            for also in _WIDE_CUTS[:2]:
+                _assert_drawn(subject, prompt, likeliest, temperature=_HOT, top_k=2, **also)
         for prompt in () if known else PROMPTS[:_OPEN_STEPS]:
             drawn = _draw(subject, prompt, temperature=_HOT, top_k=2)
             texts = {output.text for output in drawn}
@@ -105,41 +121,53 @@ class SamplingChecks:
         """With `top_p`, tokens of the smallest set that reaches that probability are drawn."""
         for prompt, likeliest in _find_open_steps(subject):
             first, second = sorted(map(math.exp, likeliest.values()))[:-3:-1]
-            _assert_drawn(subject, prompt, likeliest, temperature=1.0, top_p=first + second / 2)
+            for also in _WIDE_CUTS[::2]:
+                cut = {"top_p": first + second / 2, **also}
+                _assert_drawn(subject, prompt, likeliest, temperature=1.0, **cut)
 
     @needs(Capability.SAMPLING, Capability.LOGPROBS)
     def test_any_token_may_be_drawn(self, subject: Subject) -> None:
         """With `top_k=0` and `top_p=1.0` nothing is cut, and heat makes tokens more alike."""
+        steps = _read_steps(subject, _HEAD)
+        for prompt, likeliest in sorted(steps, key=lambda step: -max(step[1].values()))[:1]:
+            with suppress(InvalidRequestError, UnsupportedRequestError):  # a limit that is said
+                _assert_heated(subject, prompt, likeliest, _FIERY, top_k=_HEAD)
         if not subject.declares(Capability.DISTRIBUTIONS):
-            for prompt, likeliest in _read_steps(subject, _HEAD):
+            for prompt, likeliest in steps:
                 _assert_drawn_outside(subject, prompt, likeliest, temperature=1.0)
             return
         for prompt, row in _read_rows(subject).items():
-            heated = _heat(row)
             _assert_drawn_outside(subject, prompt, row, temperature=1.0)
-            _assert_drawn_outside(subject, prompt, heated, temperature=_HOT)
-            _assert_heated(subject, prompt, row, heated)
+            _assert_drawn_outside(subject, prompt, _heat(row, _HOT), temperature=_HOT)
+            _assert_heated(subject, prompt, row, _HOT)
 
     @needs(Capability.SAMPLING)
     def test_a_low_temperature_is_nearly_greedy(self, subject: Subject) -> None:
-        """At temperature 0.01 a sample is the greedy text, up to the first near tie."""
+        """At temperature 0.01 a sample is the greedy text, up to the first near tie.
+
+        A hot neighbour and further settings change nothing in that.
+        """
         top = 2 if subject.declares(Capability.LOGPROBS) else None
         differing: list[str] = []
-        for prompt in PROMPTS:
+        for index, prompt in enumerate(PROMPTS):
             length = subject.max_new_tokens if top else _COLD_LENGTH
             greedy = subject.request(prompt, logprobs=top, max_new_tokens=length)
             expected = subject.complete(greedy)
             cold = replace(greedy, logprobs=None, do_sample=True, temperature=_COLD)
-            found = subject.complete(cold)
-            rule = f"a sample at temperature {_COLD} isn't the greedy text"
-            if top:
-                gaps = top2_gaps(expected.top_logprobs or [])
-                allowed = max(_COLD_TIE, subject.tolerance)
-                text, token_ids = expected.text, expected.token_ids
-                assert_tokens_agree(subject, found, text, token_ids, gaps, rule, tolerance=allowed)
-            elif found.text != expected.text:
-                differing.append(f"{rule}: expected {expected.text!r}, got {found.text!r}")
-        assert len(differing) <= len(PROMPTS) // 2, differing[0]
+            asked = [replace(cold, **also) for also in _WIDE_CUTS]
+            asked.insert(index % 2 * len(asked), replace(cold, temperature=_HOT))
+            outputs = subject.generate(*asked)
+            del outputs[index % 2 * len(_WIDE_CUTS)]
+            for also, found in zip(_WIDE_CUTS, outputs, strict=True):
+                rule = f"a sample at temperature {_COLD}, {also}, isn't the greedy text"
+                if top:
+                    gaps = top2_gaps(expected.top_logprobs or [])
+                    near = max(_COLD_TIE, subject.tolerance)
+                    text, token_ids = expected.text, expected.token_ids
+                    assert_tokens_agree(subject, found, text, token_ids, gaps, rule, tolerance=near)
+                elif found.text != expected.text:
+                    differing.append(f"{rule}: expected {expected.text!r}, got {found.text!r}")
+        assert len(differing) <= len(PROMPTS) * len(_WIDE_CUTS) // 2, differing[0]
 
     @needs(Capability.SAMPLING)
     def test_samples_of_one_prompt_are_drawn_apart(self, subject: Subject) -> None:
@@ -200,47 +228,72 @@ class SamplingChecks:
     @needs(Capability.LOGPROBS)
     def test_logprobs_belong_to_the_tokens(self, subject: Subject) -> None:
         """`logprobs=k`: each token's log-probability, and the k most likely tokens of its step."""
-        request = subject.request(PROMPTS[0], logprobs=_TOP)
-        output = subject.complete(request)
-        token_ids, values = output.token_ids, output.token_logprobs
-        tops = output.top_logprobs
-        assert token_ids is not None, "logprobs were asked for, and token_ids is None"
-        assert values is not None, "logprobs were asked for, and token_logprobs is None"
-        assert tops is not None, "logprobs were asked for, and top_logprobs is None"
-        assert len(values) == len(tops) == len(token_ids), (
-            f"{len(token_ids)} tokens, {len(values)} token_logprobs, {len(tops)} top_logprobs"
-        )
-        for step, (token_id, value, top) in enumerate(zip(token_ids, values, tops, strict=True)):
-            assert len(top) == _TOP, f"step {step}: {len(top)} top tokens, asked for {_TOP}"
-            assert math.isfinite(value), f"step {step}: log-probability {value}"
-            assert value <= subject.tolerance, f"step {step}: log-probability {value} above 0"
-            assert max(top.values()) <= value + subject.tolerance, (
-                f"step {step}: the greedy token has {value}, another {max(top.values())}"
-            )
-            assert not any(map(math.isnan, top.values())), f"step {step}: a NaN among {top}"
-            assert abs(top.get(token_id, value) - value) <= subject.tolerance, (
-                f"step {step}: the token has {value} in token_logprobs and {top[token_id]} on top"
-            )
+        request = subject.request(PROMPTS[0], logprobs=_LISTED)
+        try:
+            first = subject.complete(request)
+        except (InvalidRequestError, UnsupportedRequestError):  # it lists fewer, and says so
+            request.logprobs = _TOP
+            first = subject.complete(request)
+        _assert_listed(subject, request, first)
+        # On the way to a sample logits are scaled and cut: not so those that are reported.
+        asked = [replace(request, temperature=_HOT)]
+        if subject.declares(Capability.SAMPLING):
+            asked.append(replace(request, do_sample=True, temperature=_HOT, top_k=_TOP))
+        outputs = subject.generate(*asked)
+        for wanted, output in zip(asked, outputs, strict=True):
+            _assert_listed(subject, wanted, output)
+        assert_same_values(subject, outputs[0], first, f"greedy at temperature {_HOT} and without")
 
     @needs(Capability.LOGPROBS, Capability.LOGLIKELIHOOD, Capability.TOKEN_IDS)
     def test_generated_tokens_score_the_same(self, subject: Subject) -> None:
         """Log-probabilities of generated tokens are those that scoring gives them."""
-        prompt_ids = subject.prompt_ids(PROMPTS[0])
-        request = subject.request("", input_ids=prompt_ids, logprobs=0)
+        request = subject.request("", input_ids=subject.prompt_ids(PROMPTS[0]), logprobs=0)
         text = subject.complete(request).text
         requests = [request, replace(request, stop=[text[len(text) // 2 :][:2] or "e"])]
         if subject.declares(Capability.SAMPLING):
             cut = {"temperature": _HOT, "top_k": _TOP}
             requests.append(replace(request, do_sample=True, **cut))
+        length = min(_LONG, (subject.session.info.max_model_len or _LONG) // 2)
+        long_ids = make_long_ids(subject.codec, length, seed=10)
+        ignore_eos = subject.declares(Capability.IGNORE_EOS)
+        long = replace(request, max_new_tokens=length, ignore_eos=ignore_eos)
+        requests.append(replace(long, input_ids=long_ids))
         compared = 0
-        for output in subject.generate(*requests):
+        for asked, output in zip(requests, subject.generate(*requests), strict=True):
             if output.token_ids:
                 compared += 1
-                scored = subject.score_ids(prompt_ids, output.token_ids)
+                scored = subject.score_ids(asked.input_ids or (), output.token_ids)
                 rule = f"the tokens of {output.text!r} as scored and as generated"
                 assert_has_values(subject, scored, output.token_logprobs or [], rule)
         if not compared:
             pytest.skip("the model ended the probe at once")
+
+
+def _assert_listed(subject: Subject, request: GenerationRequest, output: GenerationOutput) -> None:
+    """Each token has a log-probability, and as many likeliest ones as were asked for."""
+    token_ids, values = output.token_ids, output.token_logprobs
+    tops = output.top_logprobs
+    assert token_ids is not None, "logprobs were asked for, and token_ids is None"
+    assert values is not None, "logprobs were asked for, and token_logprobs is None"
+    assert tops is not None, "logprobs were asked for, and top_logprobs is None"
+    assert len(values) == len(tops) == len(token_ids), (
+        f"{len(token_ids)} tokens, {len(values)} token_logprobs, {len(tops)} top_logprobs"
+    )
+    for step, (token_id, value, top) in enumerate(zip(token_ids, values, tops, strict=True)):
+        assert len(top) == request.logprobs, (
+            f"step {step}: {len(top)} top tokens, asked for {request.logprobs}"
+        )
+        assert math.isfinite(value), f"step {step}: log-probability {value}"
+        assert value <= subject.tolerance, f"step {step}: log-probability {value} above 0"
+        assert request.do_sample or max(top.values()) <= value + subject.tolerance, (
+            f"step {step}: the greedy token has {value}, another {max(top.values())}"
+        )
+        assert not any(map(math.isnan, top.values())), f"step {step}: a NaN among {top}"
+        # A token that isn't listed is at most as likely as the last that is.
+        listed = top.get(token_id, min(value, *top.values()))
+        assert abs(listed - value) <= subject.tolerance, (
+            f"step {step}: the token has {value} in token_logprobs, and by the top {listed}"
+        )
 
 
 def _make_seeded(subject: Subject) -> tuple[list[GenerationRequest], int]:
@@ -312,7 +365,8 @@ def _assert_drawn(
     least = second - 2 * subject.tolerance
     allowed = {token_id for token_id, value in likeliest.items() if value >= least}
     chance = 1 / (1 + math.exp((first - second) / temperature))
-    is_certain = len(allowed) == 2 and chance >= _RARE
+    # Of two cuts, the first changes the probabilities that the second counts.
+    is_certain = len(allowed) == 2 and chance >= _RARE and len(cut) == 1
     missing = set(allowed)
     rule = f"{cut} after {prompt!r}"
     for begin in range(0, _count_draws(chance) if is_certain else 1, _DRAWS):
@@ -347,22 +401,23 @@ def _assert_drawn_outside(
     )
 
 
-def _heat(row: Mapping[int, float]) -> dict[int, float]:
-    """Return the log-probabilities at the high temperature."""
-    total = math.log(math.fsum(math.exp(value / _HOT) for value in row.values()))
-    return {token_id: value / _HOT - total for token_id, value in row.items()}
+def _heat(row: Mapping[int, float], temperature: float) -> dict[int, float]:
+    """Return the log-probabilities at a temperature, of these tokens alone."""
+    total = math.log(math.fsum(math.exp(value / temperature) for value in row.values()))
+    return {token_id: value / temperature - total for token_id, value in row.items()}
 
 
 def _assert_heated(
-    subject: Subject, prompt: str, row: Mapping[int, float], heated: Mapping[int, float]
+    subject: Subject, prompt: str, row: Mapping[int, float], temperature: float, **cut: Any
 ) -> None:
     """Tokens that heat makes rarer are drawn about as seldom as it makes them."""
+    row, heated = _heat(row, 1.0), _heat(row, temperature)
     rarer = {token_id for token_id, value in row.items() if value > heated[token_id]}
     chance = math.fsum(math.exp(heated[token_id]) for token_id in rarer)
-    drawn = _draw(subject, prompt, count=_MANY, temperature=_HOT)
+    drawn = _draw(subject, prompt, count=_MANY, temperature=temperature, logprobs=0, **cut)
     hits = sum(o.token_ids[0] in rarer for o in drawn if o.token_ids)
     most = _MANY * chance + _DEVIATIONS * (1 + math.sqrt(_MANY * chance * (1 - chance)))
     assert hits <= most, (
-        f"of {_MANY} draws at temperature {_HOT:g} after {prompt!r}, {hits} are of tokens that "
-        f"hold {chance:.2f} of the probability there: by chance, at most {most:.0f} are"
+        f"of {_MANY} draws at temperature {temperature:g} after {prompt!r}, {hits} are of tokens "
+        f"that hold {chance:.2f} of the probability there: by chance, at most {most:.0f} are"
     )

@@ -16,7 +16,14 @@ from evalution_conformance.assertions import (
     assert_same_fields,
     assert_same_score,
 )
-from evalution_conformance.probes import CHATS, PAIRS, PROMPTS, SENTENCE, require_token_ids
+from evalution_conformance.probes import (
+    CHATS,
+    PAIRS,
+    PROMPTS,
+    SENTENCE,
+    put_behind_words,
+    require_token_ids,
+)
 from evalution_conformance.reference_values import (
     SMALL_WINDOW,
     ScoringCase,
@@ -38,8 +45,10 @@ from evalution_core import (
     LoglikelihoodOutput,
     LoglikelihoodRequest,
 )
+from evalution_core.streams import open_stream
 
 _FOLLOWING = 2
+_LARGEST_BATCH, _CAP = 65, 4
 _POSITIVE = 1e-6
 """Rounding may lift the log-probability of a sure token this far above 0."""
 
@@ -65,14 +74,21 @@ class ScoringChecks:
     def test_a_batch_scores_as_its_pairs_alone(self, subject: Subject) -> None:
         """Scores come in request order, and don't depend on batch neighbours."""
         assert subject.score() == [], "an empty list must give an empty list"
-        requests = [*_make_requests(), *reversed(_make_requests())]
+        probes = [*PAIRS, *reversed(PAIRS)]
+        contexts = put_behind_words([context for context, _ in probes], _LARGEST_BATCH)
+        requests = [
+            LoglikelihoodRequest(context, probes[at % len(probes)][1])
+            for at, context in enumerate(contexts)
+        ]
         outputs = subject.score(*requests)
         assert len(outputs) == len(requests), f"{len(requests)} pairs, {len(outputs)} scores"
-        capped = subject.session.loglikelihood(requests, batch_size=2)
+        capped = subject.session.loglikelihood(requests, batch_size=_CAP)
         for index, (request, output) in enumerate(zip(requests, outputs, strict=True)):
-            (alone,) = subject.score(request)
-            assert_same_score(subject, output, alone, f"pair {index} in a batch and alone")
-            assert_same_score(subject, capped[index], alone, f"pair {index} with batch_size=2")
+            rule = f"pair {index} in a batch and with batch_size={_CAP}"
+            assert_same_score(subject, output, capped[index], rule)
+            if index < len(probes) or index % 16 == 0:
+                (alone,) = subject.score(request)
+                assert_same_score(subject, output, alone, f"pair {index} in a batch and alone")
 
     @needs(Capability.TOKEN_IDS)
     def test_parts_sum_to_the_whole(self, subject: Subject) -> None:
@@ -170,7 +186,13 @@ class ScoringChecks:
         assert requests == before, "loglikelihood() changed the caller's request"
 
     def test_a_stream_scores_as_the_list_does(self, subject: Subject) -> None:
-        """`loglikelihood_continuous` gives each key once, with the scores of `loglikelihood`."""
+        """`loglikelihood_continuous` gives each key once, with the scores of `loglikelihood`.
+
+        What was asked for before in a stream that was closed early is in none of them.
+        """
+        left = ((n, LoglikelihoodRequest(*PAIRS[2])) for n in range(40))
+        with open_stream(subject.session.loglikelihood_continuous, left) as closed_early:
+            require_output(next(closed_early)[1])
         requests = dict(enumerate(_make_mixed_requests(subject)))
         found = collect_outputs(
             subject.session.loglikelihood_continuous(requests.items(), batch_size=2)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from itertools import pairwise
+from typing import Any
 
 import pytest
 
@@ -69,10 +70,16 @@ class StoppingChecks:
         )
 
     def test_a_stop_string_is_cut(self, subject: Subject) -> None:
-        """Text is cut at a stop string, which is not part of it; `finish_reason` is "stop"."""
+        """Text is cut at a stop string, which is not part of it; `finish_reason` is "stop".
+
+        It is looked for as it is spelled, and in what is generated alone.
+        """
         seen = find_plain_completion(subject)
-        middle = len(seen.output.text) // 2
-        _assert_cut(subject, seen, [seen.output.text[middle : middle + 2]])
+        text = seen.output.text
+        for stop in (text[len(text) // 2 :][:2], seen.prompt[-1] + text[0]):
+            _assert_cut(subject, seen, [stop])
+        words = Observation(PROMPTS[1], subject.complete(subject.request(PROMPTS[1])))
+        _assert_cut(subject, words, [words.output.text[:4].swapcase() or "e"])
 
     def test_a_stop_string_ends_the_computation(self, subject: Subject) -> None:
         """Once its stop string is complete, nothing more is generated for a request."""
@@ -93,7 +100,8 @@ class StoppingChecks:
         """Of several stop strings the earliest match counts, whatever their order."""
         seen = find_plain_completion(subject)
         text = seen.output.text
-        for stops in ([text[-2:], text[2:4]], [text[2:4], text[-2:]], ["\x00none", text[-1]]):
+        others = [f"\x00{n}" for n in range(4)]
+        for stops in ([text[-2:], text[2:4]], [text[2:4], text[-2:]], [*others, text[-1]]):
             _assert_cut(subject, seen, stops)
 
     def test_a_stop_is_found_across_tokens(self, subject: Subject) -> None:
@@ -150,6 +158,9 @@ class StoppingChecks:
             assert seen.output.text == expected, (
                 f"the tokens read {expected!r}, text is {seen.output.text!r}"
             )
+        stop = next(character for character in seen.output.text if not character.isascii())
+        if stop != "\ufffd":
+            _assert_cut(subject, seen, [stop], max_new_tokens=LONG_ENOUGH)
         if not subject.declares(Capability.STREAM):
             return
         request = GenerationRequest(seen.prompt, max_new_tokens=LONG_ENOUGH)
@@ -158,13 +169,13 @@ class StoppingChecks:
         assert broken == seen.output.text.count("\ufffd"), "a delta breaks a character"
 
 
-def _assert_cut(subject: Subject, seen: Observation, stops: list[str]) -> None:
+def _assert_cut(subject: Subject, seen: Observation, stops: list[str], **fields: Any) -> None:
     text = seen.output.text
-    cut = min(at for stop in stops if (at := text.find(stop)) >= 0)
-    output = subject.complete(subject.request(seen.prompt, stop=stops))
+    cut = min((at for stop in stops if (at := text.find(stop)) >= 0), default=len(text))
+    output = subject.complete(subject.request(seen.prompt, stop=stops, **fields))
     assert output.text == text[:cut], (
         f"stop={stops!r} must cut {text!r} to {text[:cut]!r}, got {output.text!r}"
     )
-    assert output.finish_reason in (None, "stop"), (
+    assert cut == len(text) or output.finish_reason in (None, "stop"), (
         f"a stop string ended it, but finish_reason is {output.finish_reason!r}"
     )

@@ -18,10 +18,11 @@ from evalution_core import (
     InvalidRequestError,
     LoglikelihoodRequest,
     RollingLoglikelihoodRequest,
+    UnsupportedRequestError,
 )
 from evalution_core.requests import DistributionRequest, TopLogprobs
 
-_COUNT = 5
+_COUNT, _FEWER = 10, 5
 _NO_COUNTS: Sequence[Any] = (0, -1, True, "5")
 
 
@@ -30,9 +31,10 @@ class TopLogprobsChecks:
     def test_top_logprobs_are_the_most_likely_tokens(self, subject: Subject) -> None:
         """At each scored position k tokens come, best first; asking for them changes no score."""
         plain = [LoglikelihoodRequest(*pair) for pair in PAIRS]
-        asked = [replace(request, top_logprobs=_COUNT) for request in plain]
+        count = _find_count(subject)
+        asked = [replace(request, top_logprobs=count) for request in plain]
         for output, alone in zip(subject.score(*asked), subject.score(*plain), strict=True):
-            _require_top(subject, output, _COUNT)
+            _require_top(subject, output, count)
             assert alone.top_logprobs is None, "top_logprobs came and weren't asked for"
             found, known = (o.token_logprobs or [o.logprob] for o in (output, alone))
             _assert_same(subject, found, known, "scores with top_logprobs and without")
@@ -41,17 +43,18 @@ class TopLogprobsChecks:
     def test_top_logprobs_are_the_scores_of_their_tokens(self, subject: Subject) -> None:
         """Each of them, scored in place of the token that came, has that value, as in its row."""
         *before, last = subject.prompt_ids(PROMPTS[0])
+        count = _find_count(subject)
         request = LoglikelihoodRequest(
-            context_input_ids=before, continuation_input_ids=[last], top_logprobs=_COUNT
+            context_input_ids=before, continuation_input_ids=[last], top_logprobs=count
         )
         (output,) = subject.score(request)
-        (top,) = _require_top(subject, output, _COUNT)
+        (top,) = _require_top(subject, output, count)
         scores = [subject.score_ids(before, [token_id]).logprob for token_id in top]
         _assert_same(subject, list(top.values()), scores, "top_logprobs and their scores")
         if not subject.declares(Capability.DISTRIBUTIONS):
             return
         ((row,),) = read_rows(subject.session, [DistributionRequest([*before, last], len(before))])
-        best = sorted(row, reverse=True)[:_COUNT]
+        best = sorted(row, reverse=True)[:count]
         _assert_same(subject, list(top.values()), best, "top_logprobs and the row's largest values")
         (output,) = subject.score(replace(request, top_logprobs=len(row) + 1))
         (whole,) = _require_top(subject, output, len(row))
@@ -61,8 +64,9 @@ class TopLogprobsChecks:
 
     def test_top_logprobs_equal_the_reference(self, subject: Subject) -> None:
         """Same text in, same most likely tokens out, where rounding doesn't decide."""
-        requests = [LoglikelihoodRequest(*pair, top_logprobs=_COUNT) for pair in PAIRS]
-        found = [_require_top(subject, output, _COUNT) for output in subject.score(*requests)]
+        count = _find_count(subject)
+        requests = [LoglikelihoodRequest(*pair, top_logprobs=count) for pair in PAIRS]
+        found = [_require_top(subject, output, count) for output in subject.score(*requests)]
         with open_reference(subject, Capability.PROMPT_TOP_LOGPROBS) as reference:
             expected = reference.loglikelihood(requests)
         tolerance = max(subject.reference_tolerance, allow_rounding(subject))
@@ -84,8 +88,8 @@ class TopLogprobsChecks:
         long = make_long_text(subject.codec, subject.window + subject.window // 5, seed=9)
         for text in (TEXTS[0], long):
             request = RollingLoglikelihoodRequest(text)
-            asked, plain = subject.roll(replace(request, top_logprobs=_COUNT), request)
-            _require_top(subject, asked, _COUNT)
+            asked, plain = subject.roll(replace(request, top_logprobs=_FEWER), request)
+            _require_top(subject, asked, _FEWER)
             assert plain.top_logprobs is None, "top_logprobs came and weren't asked for"
 
     @needs(Capability.ROLLING)
@@ -99,6 +103,15 @@ class TopLogprobsChecks:
             asked = f"top_logprobs={count!r}"
             assert_refused(partial(subject.score, pair), InvalidRequestError, asked)
             assert_refused(partial(subject.roll, text), InvalidRequestError, asked)
+
+
+def _find_count(subject: Subject) -> int:
+    """Return how many are asked for: fewer of an engine that says that it lists no more."""
+    try:
+        subject.score(LoglikelihoodRequest(*PAIRS[0], top_logprobs=_COUNT))
+    except (InvalidRequestError, UnsupportedRequestError):
+        return _FEWER
+    return _COUNT
 
 
 def _require_top(subject: Subject, output: Scored, count: int) -> TopLogprobs:
