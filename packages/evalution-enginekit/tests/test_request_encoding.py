@@ -104,6 +104,13 @@ def test_settings_of_samples_are_ignored_without_sampling() -> None:
     assert (sampled.do_sample, sampled.temperature, sampled.seed) == (True, 0.7, 3)
 
 
+def test_top_k_is_at_most_the_vocabulary_as_runtimes_refuse_more() -> None:
+    encoder = prepared(model_vocabulary=300)
+    for asked, found in [(0, 0), (9, 9), (1000, 300)]:
+        request = ask("a", do_sample=True, temperature=1.0, top_k=asked)
+        assert encoder.encode_generation(request).prompt.top_k == found
+
+
 def test_end_tokens_end_a_completion_unless_ignored() -> None:
     assert prepared().encode_generation(ask("a")).prompt.stop_ids == {EOS}
     assert prepared().encode_generation(ask("a", ignore_eos=True)).prompt.stop_ids == frozenset()

@@ -328,7 +328,7 @@ class RequestEncoder:
             do_sample=request.do_sample,
             temperature=request.temperature if request.do_sample else 0.0,
             top_p=request.top_p if request.do_sample else 1.0,
-            top_k=request.top_k if request.do_sample else 0,
+            top_k=min(request.top_k, self._vocabulary) if request.do_sample else 0,
             seed=request.seed if request.do_sample else None,
             num_beams=request.num_beams,
             logprobs=request.logprobs,
