@@ -164,10 +164,3 @@ def test_prompt_is_sampled_by_its_own_seed_where_there_are_seeds() -> None:
     fixed = TokenPrompt(0, [1], 4, do_sample=True, seed=(1 << 63) + 5)
     assert seeded.generation(fixed)["sampling_params"]["sampling_seed"] == 5
     assert seeded.generation(fixed)["sampling_params"]["ignore_eos"] is True
-
-
-@pytest.mark.parametrize(("asked", "given"), [(0, -1), (3, 3), (1 << 31, 10)])
-def test_no_more_tokens_are_kept_than_the_model_has(asked: int, given: int) -> None:
-    prompt = TokenPrompt(0, [1], 4, do_sample=True, temperature=1.0, top_k=asked)
-    made = Parameters(vocabulary=10, seeds=False).generation(prompt)
-    assert made["sampling_params"]["top_k"] == given

@@ -14,7 +14,6 @@ from evalution_core import EngineRuntimeError
 from evalution_enginekit import TokenPrompt, TokenSpan
 from evalution_enginekit.serving import SpanGroup
 from evalution_tensorrt_llm.requests import (
-    RequestFactory,
     generation_update,
     group_scores,
     scored_ids,
@@ -155,18 +154,3 @@ def test_aborted_request_is_an_error() -> None:
     found._completion.finish_reason = "timeout"
     update = generation_update("r", found, TokenPrompt(0, [1], 4))
     assert "ended the request before it was complete: timeout" in str(update.error)
-
-
-@pytest.mark.parametrize(
-    ("vocabulary", "asked", "given"),
-    [(10, 0, 0), (10, 3, 3), (10, 1 << 70, 10), (None, 3, 3), (None, 1 << 70, (1 << 31) - 1)],
-)
-def test_no_more_tokens_are_kept_than_the_model_has(
-    vocabulary: int | None, asked: int, given: int
-) -> None:
-    import tensorrt_llm
-
-    source = ScoreSource.CONTEXT_LOGITS
-    factory = RequestFactory(tensorrt_llm, source, vocabulary, reuses_blocks=False)
-    prompt = TokenPrompt(0, [1], 4, do_sample=True, temperature=1.0, top_k=asked)
-    assert factory.make("r", prompt).parameters.top_k == given

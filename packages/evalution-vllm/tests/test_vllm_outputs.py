@@ -11,8 +11,7 @@ from hypothesis import strategies as st
 from evalution_core import EngineRuntimeError
 from evalution_enginekit import TokenPrompt, TokenSpan
 from evalution_enginekit.serving import SpanGroup
-from evalution_vllm.requests import Parameters, generation_update, group_scores, has_scored_rows
-from evalution_vllm.runtime import import_vllm
+from evalution_vllm.requests import generation_update, group_scores, has_scored_rows
 
 logprobs = pytest.importorskip("vllm.logprobs", reason="vllm is not installed")
 outputs = pytest.importorskip("vllm.outputs", reason="vllm is not installed")
@@ -122,10 +121,3 @@ def test_aborted_request_is_an_error() -> None:
     found.outputs[0].finish_reason = "abort"
     update = generation_update("r", found, TokenPrompt(0, [1], 4))
     assert "ended the request before it was complete: abort" in str(update.error)
-
-
-@pytest.mark.parametrize(("asked", "given"), [(0, 0), (3, 3), (1 << 70, 10)])
-def test_no_more_tokens_are_kept_than_the_model_has(asked: int, given: int) -> None:
-    makes = Parameters(import_vllm(), vocabulary=10, window=8)
-    prompt = TokenPrompt(0, [1], 4, do_sample=True, temperature=1.0, top_k=asked)
-    assert makes.generation(prompt).top_k == given

@@ -25,8 +25,8 @@ from evalution_enginekit.tokenizer import Tokenizer
 class TokenPrompt:
     """A prompt as ids, with all that decides its completion.
 
-    A completion ends by itself at a token of `stop_ids` or after `max_new_tokens`. The kit matches
-    the strings of `stop` and then cancels the key; a runtime that can may end by them itself.
+    A completion ends by itself at a token of `stop_ids` or after `max_new_tokens`. At a string of
+    `stop` a runtime may end it, or the kit cancels the key. `top_k` is at most the vocabulary.
     """
 
     key: int

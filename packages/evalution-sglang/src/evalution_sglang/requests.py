@@ -76,8 +76,7 @@ class Parameters:
             "max_new_tokens": prompt.max_new_tokens,
             "temperature": prompt.temperature if prompt.do_sample else 0.0,
             "top_p": prompt.top_p,
-            # The scheduler reads it as an integer of 32 bits, and a longer one would end it.
-            "top_k": min(prompt.top_k, self._vocabulary) or -1,
+            "top_k": prompt.top_k or -1,
             "stop_token_ids": sorted(prompt.stop_ids),
             # With it upstream ignores stop ids too, so it is set only where there are none.
             "ignore_eos": not prompt.stop_ids,

@@ -36,8 +36,6 @@ _log = logging.getLogger(__name__)
 _NO_END = -1
 """Upstream's own sign for a request without an end token. Its `ignore_eos` isn't used, because
 releases of 1.3 then ignore `stop_token_ids` too."""
-_MOST = (1 << 31) - 1
-"""Tokens that the runtime can keep of a vocabulary; it refuses a number beyond 32 bits."""
 _PADDING = 0
 """Fills up beams, which there are none of; without it the padding would be `_NO_END`."""
 _FINISHED: dict[str, FinishReason] = {"stop": "stop", "length": "length"}
@@ -99,7 +97,7 @@ class RequestFactory:
             sampling = {
                 "temperature": prompt.temperature,
                 "top_p": prompt.top_p,
-                "top_k": min(prompt.top_k, self._vocabulary or _MOST),
+                "top_k": prompt.top_k,
             }
         try:
             return self._make_parameters(

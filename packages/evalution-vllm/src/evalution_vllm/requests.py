@@ -74,8 +74,7 @@ class Parameters:
                 max_tokens=prompt.max_new_tokens,
                 temperature=prompt.temperature if prompt.do_sample else 0.0,
                 top_p=prompt.top_p,
-                # Messages to the core take 64 bits, and a longer number would end the session.
-                top_k=min(prompt.top_k, self._vocabulary),
+                top_k=prompt.top_k,
                 # The runtime's generators take 64 bits, and a longer number would end its core.
                 seed=None if prompt.seed is None else prompt.seed % _SEEDS,
                 stop_token_ids=sorted(prompt.stop_ids),
