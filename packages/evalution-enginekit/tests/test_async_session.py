@@ -747,3 +747,36 @@ def test_long_request_gives_its_slot_to_a_short_one_unless_its_text_has_come(
             assert output == expected
             assert not is_streamed or "".join(delta.text for delta in deltas) == output.text
         front.close()
+
+
+def test_slot_of_a_long_request_is_kept_for_the_next_short_one(
+    gated: GatedSession, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Or the ninth of them would wait: each of the eight that run begins again once at most."""
+    monkeypatch.setattr(channels, "_SLOT_WAIT_S", 0.0)
+    monkeypatch.setattr(channels, "_KEPT_S", 60.0)
+    front = AsyncSession(gated)
+    long, short = [asked(number, 450) for number in range(10)], asked(10, 3)
+
+    async def step_until(is_over: Callable[[], bool]) -> None:
+        while not is_over():
+            gated.permits.release()
+            await asyncio.sleep(0.001)
+            gated.permits.acquire(blocking=False)
+
+    async def work() -> tuple[int, list[Any], list[Any]]:
+        tasks = [asyncio.ensure_future(front.generate(request)) for request in long]
+        await step_until(lambda: gated.requests_in_flight >= 8)
+        found: list[Any] = []
+        for _ in range(12):
+            one = asyncio.ensure_future(front.generate(short))
+            await step_until(one.done)
+            found.append(await one)
+        left = sum(not task.done() for task in tasks)
+        gated.permits.release(10_000)
+        return left, found, list(await asyncio.gather(*tasks))
+
+    left, *found = run(work())
+    front.close()
+    assert left == 10
+    assert found == [gated.generate([short]) * 12, gated.generate(long)]

@@ -57,7 +57,8 @@ class AsyncSession:
     has had the fewest tokens (`fair_queue`), and the session shares itself among streams. Of eight
     slots or more, calls of several requests leave one free: a single request finds it at once,
     whatever those hold. A call that waits for a slot gets that of a request which costs eight times
-    as much, if no text of it has come; that request begins again later, once at most.
+    as much, if no text of it has come; that request begins again later, once at most. Of seven
+    slots or more, that one stays with requests as short until none has come for a second.
 
     A runtime that fails costs the callers that had requests in it: they get the error, and all
     others go on in a stream that follows. A task that is cancelled, or closes its iterator, gives

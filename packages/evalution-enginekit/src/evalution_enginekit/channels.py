@@ -32,6 +32,8 @@ _SLOT_WAIT_S = 0.02
 """Seconds that a call waits for a slot before a far longer one may have to give its own."""
 _LONGER = 8
 """Times that a request costs more than the one that takes its slot."""
+_KEPT_S, _LEAST_KEPT = 1.0, 7
+"""Seconds that such a slot is kept for the next short request; slots from which one is kept."""
 _CLOSE_WAIT_S = 10.0
 """Seconds that `close` waits for the session to release what runs; one step is normal."""
 
@@ -116,14 +118,10 @@ class Call:
         self._due = now + self._patience
         return True
 
-    def find_cost(self, number: int) -> float:
-        """Return the cost of a request in the session."""
-        return self.costs[self.in_flight[number]]
-
     def may_restart(self, number: int, by: Call) -> bool:
         """Report whether a running request may give its slot to the cheapest of another call."""
         index = self.in_flight[number]
-        is_fresh = index not in self.begun and index not in self.restarted
+        is_fresh = index not in self.begun | self.restarted
         is_longer = self.costs[index] >= _LONGER * by.least_cost
         return is_longer and is_fresh and self.account is not by.account
 
@@ -191,8 +189,7 @@ class Channel:
         patience: how long a round stays open after a request; None: a stream stays open.
         window: requests in one round; None: any number.
         readers: streams at once.
-        slots: requests of a stream that run at once, in the order in which it took them; None: that
-            isn't known.
+        slots: requests of a stream that run at once, the first that it took; None: unknown.
     """
 
     def __init__(
@@ -216,6 +213,7 @@ class Channel:
         self.accounts = accounts
         self.changed = threading.Condition(accounts.lock)
         self.callers: list[Call] = []
+        self._kept_until = self._short = 0.0
         self.numbers = count()
         self.is_closed = False
         self._readers = [_Reader(self) for _ in range(readers)]
@@ -270,13 +268,15 @@ class Channel:
                 self.accounts.note_made(event.completion_tokens or 0, seconds)
         elif isinstance(event.error, InvalidRequestError | UnsupportedRequestError):
             call.refund(index)  # it was refused before it ran
+        self.changed.notify_all()
 
     def make_room(self) -> bool:
         """Free slots for calls that wait behind far longer ones, where it can be done unnoticed.
 
         For each call that is due, the youngest request of another caller that costs eight times as
         much, of which no text has come, begins again later, at most once; so do those that the
-        stream has yet to start. Returns True while a call waits; False where that isn't known.
+        stream has yet to start. Of seven slots or more, that one is kept for requests as short
+        until none comes for a second. Returns True while a call waits; False where that is unknown.
         """
         if self.slots is None:
             return False
@@ -292,6 +292,9 @@ class Channel:
             for number in given:
                 running[number].restarted.add(running[number].in_flight[number])
             helped = set(given.values())
+            if self.slots >= _LEAST_KEPT:
+                self._short = _LONGER * max(call.least_cost for call in helped)
+                self._kept_until = time.perf_counter() + _KEPT_S
             numbers = [*given, *(number for number in prepared if running[number] not in helped)]
             for number in numbers:
                 self.put_back(running[number], [number])
@@ -323,22 +326,28 @@ class Channel:
         for reader in self._readers:
             reader.join()
 
-    def take(self) -> tuple[int, Call, Request] | None:
-        """Take the request that is next by what its caller was given, under the lock, if any waits.
+    def find_next(self) -> Call | None:
+        """Return the call whose request is next, under the lock, if any may run.
 
-        Of equals, the one that has waited longest.
+        That is the one whose caller was given least; of equals, the one that has waited longest.
         """
-        self.callers = [call for call in self.callers if call.to_go]
-        if not self.callers:
-            return None
-        call = min(self.callers, key=Call.rank)
-        number, index = next(self.numbers), call.to_go.popleft()
+        callers = self.callers = [call for call in self.callers if call.to_go]
+        running = sum(len(reader.running) for reader in self._readers)
+        if running + 1 >= (self.slots or 0) and time.perf_counter() < self._kept_until:
+            callers = [call for call in callers if call.costs[call.to_go[0]] < self._short]
+        return min(callers, key=Call.rank, default=None)
+
+    def take(self, call: Call) -> tuple[int, Request]:
+        """Take a call's next request, under the lock; return its number in the session, and it."""
+        now, number, index = time.perf_counter(), next(self.numbers), call.to_go.popleft()
+        if call.costs[index] < self._short and now < self._kept_until:
+            self._kept_until = now + _KEPT_S
         call.in_flight[number] = index
-        call.taken[index] = time.perf_counter()
+        call.taken[index] = now
         call.charge(index)
         if not call.to_go:
             self.callers.remove(call)
-        return number, call, call.requests[index]
+        return number, call.requests[index]
 
     def put_back(self, call: Call, numbers: Iterable[int]) -> None:
         """Let requests wait for another stream, before all others; under the lock."""
@@ -355,7 +364,8 @@ def _find_slots(
 ) -> dict[int, Call]:
     """Choose running requests to begin again later, each with the call that gets its slot."""
     now, given = time.perf_counter(), dict[int, Call]()
-    longest = max((running[number].find_cost(number) for number in started), default=0.0)
+    calls = [(running[number], number) for number in started]
+    longest = max((call.costs[call.in_flight[number]] for call, number in calls), default=0.0)
     for call in sorted(waiting, key=lambda call: (call.least_cost, call.since)):
         if longest < _LONGER * call.least_cost:
             break
@@ -470,17 +480,13 @@ class _Reader:
             if patience is not None and time.monotonic() > closes:
                 patience = 0.0  # requests that wait may still come along
             with self._changed:
-                self._changed.wait_for(
-                    lambda: channel.callers or channel.is_closed or self._round != round_number,
+                call = self._changed.wait_for(
+                    lambda: channel.is_closed or self._round != round_number or channel.find_next(),
                     timeout=patience,
                 )
-                if channel.is_closed or self._round != round_number:
+                if not isinstance(call, Call):
                     return
-                if (taken := channel.take()) is None:
-                    if patience is None:
-                        continue
-                    return
-                number, call, request = taken
+                number, request = channel.take(call)
                 self.running[number] = call
                 self._on_its_way, self._is_given_up = number, False
             given += 1
