@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import threading
 import time
 from collections.abc import Callable, Coroutine, Iterable, Iterator
@@ -32,9 +33,11 @@ from evalution_core import (
     SessionInfo,
     TextDelta,
 )
-from evalution_enginekit import async_session, channels
+from evalution_enginekit import async_session, calls, channels
 from evalution_enginekit.async_session import AsyncSession
-from evalution_enginekit.fair_queue import current_caller
+from evalution_enginekit.calls import Call
+from evalution_enginekit.channels import Channel
+from evalution_enginekit.fair_queue import Accounts, current_caller
 from evalution_enginekit.mock import MOCK_CAPABILITIES, MockSession
 
 R = TypeVar("R")
@@ -404,7 +407,7 @@ def test_cancelled_task_frees_its_slot_and_the_others_get_answers(chance: Random
     leaving = {number: chance.randrange(40) for number in chance.sample(range(40), 20)}
 
     with MockSession("a", 512, 4) as session, pytest.MonkeyPatch.context() as patch:
-        patch.setattr(channels, "_SLOT_WAIT_S", 0.001)  # many give up their slots
+        patch.setattr(calls, "_SLOT_WAIT_S", 0.001)  # many give up their slots
         front = AsyncSession(session)
 
         async def work() -> list[Any]:
@@ -709,7 +712,7 @@ class SlowSession(MockSession):
 def test_long_request_gives_its_slot_to_a_short_one_unless_its_text_has_come(
     monkeypatch: pytest.MonkeyPatch, is_streamed: bool
 ) -> None:
-    monkeypatch.setattr(channels, "_SLOT_WAIT_S", 0.0)
+    monkeypatch.setattr(calls, "_SLOT_WAIT_S", 0.0)
     long, short = [asked(number, 400) for number in range(3)], asked(3, 3)
 
     with SlowSession() as session:
@@ -749,28 +752,29 @@ def test_long_request_gives_its_slot_to_a_short_one_unless_its_text_has_come(
         front.close()
 
 
+async def step_until(gated: GatedSession, is_over: Callable[[], bool]) -> None:
+    while not is_over():
+        gated.permits.release()
+        await asyncio.sleep(0.001)
+        gated.permits.acquire(blocking=False)
+
+
 def test_slot_of_a_long_request_is_kept_for_the_next_short_one(
     gated: GatedSession, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Or the ninth of them would wait: each of the eight that run begins again once at most."""
-    monkeypatch.setattr(channels, "_SLOT_WAIT_S", 0.0)
+    monkeypatch.setattr(calls, "_SLOT_WAIT_S", 0.0)
     monkeypatch.setattr(channels, "_KEPT_S", 60.0)
     front = AsyncSession(gated)
     long, short = [asked(number, 450) for number in range(10)], asked(10, 3)
 
-    async def step_until(is_over: Callable[[], bool]) -> None:
-        while not is_over():
-            gated.permits.release()
-            await asyncio.sleep(0.001)
-            gated.permits.acquire(blocking=False)
-
     async def work() -> tuple[int, list[Any], list[Any]]:
         tasks = [asyncio.ensure_future(front.generate(request)) for request in long]
-        await step_until(lambda: gated.requests_in_flight >= 8)
+        await step_until(gated, lambda: gated.requests_in_flight >= 8)
         found: list[Any] = []
         for _ in range(12):
             one = asyncio.ensure_future(front.generate(short))
-            await step_until(one.done)
+            await step_until(gated, one.done)
             found.append(await one)
         left = sum(not task.done() for task in tasks)
         gated.permits.release(10_000)
@@ -780,3 +784,39 @@ def test_slot_of_a_long_request_is_kept_for_the_next_short_one(
     front.close()
     assert left == 10
     assert found == [gated.generate([short]) * 12, gated.generate(long)]
+
+
+def test_long_requests_have_all_slots_but_the_one_that_is_kept() -> None:
+    accounts = Accounts()
+    outbox: Any = SimpleNamespace(send=lambda *_: None)
+
+    def make(cost: float, running: dict[int, Call] | None = None) -> Call:
+        call = Call([asked(0)], outbox, costs=[cost])
+        call.account = accounts.open(call.caller)
+        if running is not None:
+            number = len(running)
+            call.in_flight[number] = call.to_go.popleft()
+            running[number] = call
+        return call
+
+    channel = Channel(
+        lambda _: pytest.fail("no call waits"), lambda _: None, accounts, lambda *_: 0.0,
+        patience=None, slots=8,
+    )  # fmt: skip
+    channel._short, channel._kept_until = 80.0, math.inf  # pyright: ignore[reportPrivateUsage]
+    running = channel._readers[0].running  # pyright: ignore[reportPrivateUsage]
+    long, short = make(400.0), make(10.0)
+    for _ in range(6):
+        make(400.0, running)
+    make(10.0, running)
+    channel.callers = [long]
+    assert channel.find_next() is long, "a short one has the kept slot"
+    make(400.0, running)
+    assert channel.find_next() is None
+    channel.callers = [long, short]
+    assert channel.find_next() is short
+    channel._kept_until = 0.0  # pyright: ignore[reportPrivateUsage]
+    channel.callers = [long]
+    assert channel.find_next() is long
+    channel.callers.clear()
+    channel.close()

@@ -24,7 +24,8 @@ from evalution_core import (
 from evalution_core.kinds import RequestKind, find_kind
 from evalution_core.requests import Output, Request
 from evalution_core.streams import open_stream
-from evalution_enginekit.channels import Call, Channel, Event, Outbox
+from evalution_enginekit.calls import Call, Event, Outbox
+from evalution_enginekit.channels import Channel
 from evalution_enginekit.fair_queue import (
     Accounts,
     count_prompts,
