@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Iterator, Sequence
 from copy import deepcopy
 from dataclasses import replace
@@ -253,6 +254,17 @@ def test_server_of_likeliest_tokens_gives_a_lower_bound_and_its_cause(
     assert found.fidelity.overall.candidate.divergence.is_lower_bound
     assert (found.verdict, found.to_dict()["is_lower_bound"]) == ("temperature", True)
     assert found.detail == "its distributions are at temperature 0.5"
+
+
+def test_agreement_of_likeliest_tokens_says_how_much_was_compared(
+    model: Any, tokenizer: Any, serve: Serve
+) -> None:
+    session = serve(model)
+    session.__class__ = _Tops
+    found = check(model, tokenizer, session)
+    assert found.verdict == "in sync"
+    assert re.search(r", a lower bound: \d+\.\d% of the probability was compared$", found.detail)
+    assert found.to_dict()["failed"] == 0
 
 
 def test_wrong_temperature_of_samples_is_named(model: Any, tokenizer: Any, serve: Serve) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -21,11 +22,10 @@ from evalution.comparison.gate import (
     Policy,
     SuitePolicy,
     decide,
-    describe_decision,
-    make_gate_table,
     read_policy,
 )
 from evalution.comparison.significance import clustered_t_test
+from evalution.comparison.table import describe_decision, make_gate_table
 from evalution.fidelity.measurement import FidelityOptions, measure_fidelity
 from evalution.fidelity.result import Arm, Estimate, FidelityResult
 from evalution.fidelity.store import write_fidelity
@@ -314,25 +314,50 @@ def test_further_checks_widen_the_interval_of_a_divergence_by_its_logarithm(
     assert (check.verdict, check.reason) == ("block", "loses at least 0.0201, more than 0.01")
 
 
-def test_infinite_divergence_is_blocked_unless_the_control_has_as_much(
+def test_infinite_divergence_is_blocked_unless_the_control_has_it_in_the_same_places(
     measurement: FidelityResult,
 ) -> None:
     arm = measurement.overall.candidate
     infinite = replace(arm, divergence=replace(arm.divergence, infinite=9, excluded=2))
     policy = Policy(kl=0.1, log_ppl_ratio=0.1, other_top=0.1)
 
-    def check(control: Arm | None) -> dict[str, tuple[str, str]]:
-        overall = replace(measurement.overall, candidate=infinite, control=control)
+    def check(control: Arm | None, beyond: float = 0.0) -> dict[str, tuple[str, str]]:
+        contrast = None if control is None else Estimate(beyond, beyond, beyond)
+        overall = replace(
+            measurement.overall, candidate=infinite, control=control, contrast=contrast
+        )
         found = decide(policy, measurements=[replace(measurement, overall=overall)])
         return {check.figure: (check.verdict, check.reason) for check in found.checks}
 
-    for control in (None, arm):
-        found = check(control)
-        assert found["kl"][0] == found["log_ppl_ratio"][0] == "block"
-        assert found["kl"][1].startswith("infinite: at 9 of ")
+    for control, figure in ((None, "kl"), (arm, "kl beyond the control")):
+        found = check(control, math.inf)
+        assert found[figure][0] == found["log_ppl_ratio"][0] == "block"
+        assert found[figure][1].startswith("infinite: at 9 of ")
+        assert ("at some of them the control doesn't" in found[figure][1]) == (control is arm)
         assert "2 of " in found["log_ppl_ratio"][1]
         assert found["other_top"][0] == "ship"
-    assert check(infinite)["kl"][0] == "ship"
+    assert check(infinite)["kl beyond the control"][0] == "ship"
+
+
+def test_what_ships_by_few_documents_says_what_they_can_not_show(
+    measurement: FidelityResult,
+) -> None:
+    (check,) = decide(Policy(kl=0.01), measurements=[measurement]).checks
+    assert check.verdict == "ship"
+    assert check.reason.endswith(
+        "; damage that fewer than 0.34 of all documents have may be unseen"
+    )
+
+
+def test_sides_that_are_judged_by_other_rules_decide_nothing() -> None:
+    before, after = make_run([1.0] * 400), make_run([1.0] * 400)
+    loose = replace(after.suites[0], options={"metrics": ["exact"], "filters": ["a"]})
+    found = compare(before, replace(after, suites=[loose]))
+    (check,) = decide(Policy(loss=0.05), found).checks
+    assert (check.verdict, check.reason) == (
+        "undecided",
+        "the sides are judged by other filters and metrics; run both alike",
+    )
 
 
 @pytest.mark.parametrize(

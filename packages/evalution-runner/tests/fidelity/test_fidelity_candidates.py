@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from evalution.fidelity.candidates import group_candidates
+from evalution.fidelity.candidates import group_candidates, make_candidate_row
 from evalution.fidelity.result import FidelityResult
-from evalution.fidelity.store import write_fidelity
+from evalution.fidelity.store import make_badge, write_fidelity
 
 
 @pytest.fixture
@@ -67,3 +67,11 @@ def test_result_without_a_digest_brings_no_other_texts_together(make_fidelity: A
     groups = group_candidates([old, with_texts(old, "a"), with_texts(old, "b")])
     texts = [[result.suites[0].texts for result in group] for group in groups]
     assert texts == [[None, "a"], ["b"]]
+
+
+def test_candidate_that_excludes_tokens_is_last_and_has_no_finite_mean(make_fidelity: Any) -> None:
+    excluding, other = make_fidelity(0.001, infinite=3), make_fidelity(0.002)
+    first, last = group_candidates([excluding, other])[0]
+    assert (first, last) == (other, excluding)
+    assert make_candidate_row(last).kl == "∞ (0.0010 elsewhere)"
+    assert "KL ∞ (0.0010 elsewhere) nats" in make_badge(last)

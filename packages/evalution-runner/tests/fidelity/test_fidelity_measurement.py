@@ -1,12 +1,14 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -15,7 +17,7 @@ import pytest
 import evalution
 from evalution.fidelity import measurement
 from evalution.fidelity.comparisons import JOURNAL, ComparisonJournal
-from evalution.fidelity.lockstep import WindowComparison, compare_windows
+from evalution.fidelity.lockstep import SessionTops, WindowComparison, compare_windows
 from evalution.fidelity.measurement import FidelityOptions, measure_fidelity
 from evalution.fidelity.requests import Window
 from evalution.fidelity.result import ChoiceFlips, FidelityResult, GreedyDivergence
@@ -36,6 +38,7 @@ from evalution_core import (
     ConfigurationError,
     EngineRuntimeError,
     EvalutionError,
+    LoglikelihoodOutput,
     Model,
     RequestFailure,
     UnsupportedRequestError,
@@ -483,6 +486,37 @@ def test_completion_that_fails_is_left_out_and_counted() -> None:
     assert failing.overall.candidate.greedy == GreedyDivergence(0, 0, [])
     (note,) = failing.notes
     assert "candidate, free: prose: completions that failed and are left out: 3" in note
+
+
+def test_completion_without_ids_is_not_taken_for_an_empty_one(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    generate = ReferenceSession.generate_continuous
+
+    def without_ids(self: Any, requests: Any, **options: Any) -> Any:
+        for key, answer in generate(self, requests, **options):
+            yield key, replace(answer, token_ids=None)
+
+    monkeypatch.setattr(ReferenceSession, "generate_continuous", without_ids)
+    found = measure(drift(), replace(PROSE, max_rows=3))
+    assert found.overall.candidate.greedy == GreedyDivergence(0, 0, [])
+    assert any("the first: the session gave no token ids" in note for note in found.notes)
+
+
+@pytest.mark.parametrize(
+    ("text", "top"),
+    [(math.nan, {1: -1.0}), (-1.0, {1: math.nan}), (-1.0, {1: -0.5, 2: -0.5})],
+)
+def test_likeliest_tokens_that_are_no_probabilities_fail_their_window(
+    text: float, top: dict[int, float]
+) -> None:
+    answer = LoglikelihoodOutput(text, True, 1, token_logprobs=[text], top_logprobs=[top])
+    session: Any = SimpleNamespace(
+        loglikelihood_continuous=lambda requests, **_: ((key, answer) for key, _ in requests)
+    )
+    ((_, found),) = SessionTops(session, 5).read([Window([1, 2], 1)])
+    assert isinstance(found, RequestFailure)
+    assert "NaN, or those of a position belong to more than 1 together" in str(found.error)
 
 
 def test_window_that_fails_is_left_out_with_its_reason() -> None:

@@ -74,8 +74,10 @@ def test_infinite_positions_are_counted_and_left_out_of_the_mean() -> None:
     assert (found.infinite, found.maximum, found.p999) == (1, math.inf, math.inf)
     assert found.median == pytest.approx(0.25)
     assert found.top_share == pytest.approx(0.5)
-    assert found.reverse_kl.value == 1.0
+    assert (found.reverse_kl.value, found.reverse_infinite) == (1.0, 1)
     assert estimate_contrast(figures, figures, np.array([0, 0, 1, 2])).value == 0.0
+    elsewhere = make_figures([math.inf, 0.2, 0.3, 0.2])
+    assert estimate_contrast(figures, elsewhere, np.array([0, 0, 1, 2])).value == math.inf
     assert summarize(make_figures([math.inf]), np.array([0])).kl.value == math.inf
 
 

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field, replace
 from types import MethodType
 from typing import Any
@@ -10,6 +11,7 @@ from rich.console import Console
 import evalution
 import mutants as _mutants  # noqa: F401 - registers the faults
 from evalution.parity import ParityResult, Tolerance, check_parity
+from evalution.parity.result import summarize_differences
 from evalution.parity.table import make_parity_table
 from evalution.runs.preflight import EngineAndModel
 from evalution_core import (
@@ -118,6 +120,14 @@ def test_narrow_terminal_still_shows_which_suite_it_is(
     for text in ("sums", "choices", "prose", "max |Δ|", "flips", "texts", "0/8"):
         assert text in shown
     assert ("p99" in shown) == is_wide
+
+
+def test_infinite_differences_are_shown_where_they_lie(result: ParityResult) -> None:
+    tokens = summarize_differences([1e-6] * 15 + [math.inf] * 5)
+    apart = replace(result, suites=[replace(result.suites[0], tokens=tokens)])
+    columns = make_parity_table(apart, width=200).columns
+    cells = {str(column.header): next(iter(column.cells)) for column in columns}
+    assert [cells[name] for name in ("max |Δ|", "p99", "p50")] == ["∞", "∞", "1.0e-06"]
 
 
 def test_scores_of_a_run_are_those_of_its_parity_check(result: ParityResult) -> None:

@@ -142,7 +142,11 @@ def test_spread_has_ranks_and_decades() -> None:
 
 @pytest.mark.parametrize(
     ("left", "right", "near"),
-    [((-1.0, -1.0005), (-1.0, -0.9999), True), ((-1.0, -1.5), (-1.5, -1.0), False)],
+    [
+        ((-1.0, -1.0005), (-1.0, -0.9999), True),
+        ((-1.0, -1.5), (-1.5, -1.0), False),
+        ((-1.0, -1.0005), (-1.5, -1.0), False),
+    ],
 )
 def test_flip_between_near_ties_is_kept_apart(
     left: tuple[float, float], right: tuple[float, float], near: bool
@@ -154,7 +158,7 @@ def test_flip_between_near_ties_is_kept_apart(
     assert (found.flips, found.near_flips) == (int(not near), int(near))
     (flip,) = found.flip_list
     assert (flip.row, flip.left, flip.right, flip.is_near_tie) == (7, 0, 1, near)
-    assert flip.gap == pytest.approx(left[0] - left[1])
+    assert flip.gap == pytest.approx(max(left[0] - left[1], right[1] - right[0]))
     told = "decisions that differ, near ties of choices and texts aside: 1, over 0"
     assert (told in complaints(found, logprob=1.0)) != near
     assert complaints(found, logprob=1.0, decisions=1) == []
@@ -189,6 +193,8 @@ def test_request_refused_by_both_is_no_difference() -> None:
     assert complaints(agreed({(0, 0): Failed("a")}, {(0, 0): Failed("b")})) == [
         "s: nothing could be compared"
     ]
+    most: dict[Key, Record] = {**left, (2, 0): Failed("long")}
+    assert complaints(agreed(most, dict(most))) == ["s: requests that failed on both sides: 2 of 3"]
 
 
 def test_cuts_and_counts_that_differ_are_reported() -> None:
@@ -251,6 +257,7 @@ def test_impossible_token_on_one_side_is_reported() -> None:
     [
         ([1.0, 1.0, 5e-4, 1.0], None, 5e-4, True),
         ([1.0, 1.0, 0.5, 1.0], [0.0, 0.0, 0.0, 0.0], 0.5, False),
+        ([1.0, 1.0, 1e-5, 1.0], [1.0, 1.0, 9.0, 1.0], 9.0, False),
         (None, [1.0, 1.0, 2e-4], 2e-4, True),
         ([1.0, 1.0, math.nan], [1.0, 1.0, 2e-4], 2e-4, True),
         ([1.0, 1.0], [1.0, 1.0, 0.25], 0.25, False),

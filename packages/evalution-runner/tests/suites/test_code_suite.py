@@ -41,11 +41,13 @@ def test_a_run_without_permission_ends_before_the_model_is_loaded() -> None:
 
 
 def test_pass_at_k_counts_the_right_ones_of_several_sampled_answers() -> None:
-    suite = humaneval(num_samples=3, k=[1, 2])
-    sample = next(suite.samples())
-    assert [(one.do_sample, one.temperature, one.seed) for one in sample.requests] == [
-        (True, 0.2, seed) for seed in (1234, 1235, 1236)
-    ]
+    other = {**ROW, "prompt": "# Another one.\n" + ROW["prompt"]}
+    suite = humaneval(num_samples=3, k=[1, 2], data=[ROW, other])
+    sample, second = suite.samples()
+    assert {(one.do_sample, one.temperature) for one in sample.requests} == {(True, 0.2)}
+    asked = [one.seed for one in [*sample.requests, *second.requests]]
+    assert len(set(asked)) == 6
+    assert asked == [one.seed for each in suite.samples() for one in each.requests]
     assert Capability.SAMPLING in suite.needs
     texts = ["    return a + b", "    return a - b", "    return a * b"]
     score = suite.score(sample, [GenerationOutput("", text) for text in texts])

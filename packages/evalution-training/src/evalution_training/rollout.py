@@ -57,6 +57,7 @@ class RolloutResult:
             "detail": self.detail,
             "positions": found.positions,
             "infinite": found.infinite,
+            "failed": found.failed,
             "is_lower_bound": found.is_lower_bound,
             "kl": _replace_infinity(asdict(found.kl)),
             "reverse_kl": _replace_infinity(asdict(found.reverse_kl)),
@@ -66,6 +67,15 @@ class RolloutResult:
             "samples": None if self.samples is None else _replace_infinity(asdict(self.samples)),
             "seconds": round(self.seconds, 3),
         }
+
+
+def _describe_gaps(fidelity: FidelityResult) -> str:
+    """Return what of the distributions wasn't compared, as an end of a sentence."""
+    found = fidelity.overall.candidate.divergence
+    text = ""
+    if found.is_lower_bound:
+        text = f", a lower bound: {found.covered:.1%} of the probability was compared"
+    return text + (f"; {found.failed} windows failed" if found.failed else "")
 
 
 class RolloutCheck:
@@ -146,7 +156,10 @@ class RolloutCheck:
             current = _sample_fingerprint(compared, "reference_logprob")
             causes: list[Cause] = []
             if distance.kl <= tolerance:
-                verdict, detail = IN_SYNC, f"{distance.kl:.2g} nats of at most {tolerance:.2g}"
+                verdict = IN_SYNC
+                detail = (
+                    f"{distance.kl:.2g} nats of at most {tolerance:.2g}{_describe_gaps(fidelity)}"
+                )
                 if samples is not None and samples.has_wrong_temperature:
                     causes = [Cause("temperature", samples.describe(), distance.kl)]
             elif math.isinf(distance.kl):

@@ -13,13 +13,7 @@ from evalution import comparison
 from evalution.cli.errors import EXIT_OUTSIDE, EXIT_UNDECIDED, report_errors
 from evalution.cli.options import DebugOption, JsonOption
 from evalution.comparison import table
-from evalution.comparison.gate import (
-    Policy,
-    decide,
-    describe_decision,
-    make_gate_table,
-    read_policy,
-)
+from evalution.comparison.gate import Policy, decide, read_policy
 from evalution.fidelity import candidates
 from evalution.fidelity.store import FIDELITY_FILE, read_fidelity
 from evalution.result_file import write_whole
@@ -147,8 +141,8 @@ def gate(
             if found is not None:
                 for line in (*table.list_headings(found), *table.list_remarks(found)):
                     terminal.print(line, soft_wrap=True)
-            terminal.print(make_gate_table(decision))
-            for line in describe_decision(decision):
+            terminal.print(table.make_gate_table(decision))
+            for line in table.describe_decision(decision):
                 terminal.print(line, style=_STYLES[decision.verdict], soft_wrap=True)
         raise typer.Exit(_EXITS[decision.verdict])
 

@@ -16,8 +16,6 @@ from typing import Annotated, Any, ClassVar, Literal
 from xml.etree import ElementTree
 
 from pydantic import Field
-from rich import box
-from rich.table import Table
 
 from evalution.comparison.comparison import (
     Comparison,
@@ -37,6 +35,8 @@ from evalution_core.plugins import did_you_mean
 SCHEMA_VERSION = 1
 _MOST_ROWS = 1_000_000
 _DONE, _SIDES = "done", ("baseline", "candidate")
+_JUDGING = frozenset({"filters", "metrics", "pattern", "rubric", "scale", "target_filters"})
+"""Options of a suite that decide which answers are right."""
 
 Verdict = Literal["ship", "undecided", "block"]
 Margin = Annotated[float, Field(ge=0.0, allow_inf_nan=False)]
@@ -242,15 +242,22 @@ class _Loss:
             return "block", self.excess
         if self.loss is None or self.interval is None or self.obstacle is not None:
             return "undecided", self.obstacle or "there are too few rows for an interval"
-        margin = _format(self.margin)
+        margin = format_loss(self.margin)
         low, high = self.interval
         if high <= self.margin:
-            return "ship", f"loses at most {_format(high)}, within {margin}"
+            return "ship", f"loses at most {format_loss(high)}, within {margin}{self._doubt()}"
         least = self._find_least(low, count)
         if least > self.margin:
-            return "block", f"loses at least {_format(least)}, more than {margin}"
-        ends = f"between {_format(low)} and {_format(high)}"
+            return "block", f"loses at least {format_loss(least)}, more than {margin}"
+        ends = f"between {format_loss(low)} and {format_loss(high)}"
         return "undecided", f"loses {ends}, so that {margin} can't be judged; {self._advise(count)}"
+
+    def _doubt(self) -> str:
+        """Return what a measurement of so many documents can't have seen."""
+        if self.part != "document":
+            return ""
+        share = 1 - ((1 - CONFIDENCE) / 2) ** (1 / self.parts)
+        return f"; damage that fewer than {share:.2g} of all documents have may be unseen"
 
     def _find_least(self, low: float, count: int, growth: float = 1.0) -> float:
         """Return the end that blocks beyond the margin, of `growth` times as many parts."""
@@ -329,6 +336,8 @@ def _list_losses(policy: Policy, comparison: Comparison) -> Iterator[_Loss]:
             if metrics[metric].right is None:
                 obstacle = f"the candidate's run has no metric {metric!r}; run both sides alike"
             obstacle = obstacle or _find_obstacle(found.rows, metrics[metric])
+            if rules := sorted(_JUDGING.intersection(found.options)):
+                obstacle = f"the sides are judged by other {' and '.join(rules)}; run both alike"
         loss = _read_loss(name, metric, margin, metrics.get(metric))
         yield replace(loss, obstacle=obstacle, advisory=rule.advisory)
 
@@ -423,11 +432,12 @@ def _find_excess(found: FidelityResult) -> tuple[str | None, str | None]:
 
     Their estimates are of the other positions.
     """
-    side, control = found.overall.candidate.divergence, found.overall.control
+    side, contrast = found.overall.candidate.divergence, found.overall.contrast
     kl = ratio = None
-    if side.infinite > (0 if control is None else control.divergence.infinite):
+    if side.infinite if contrast is None else math.isinf(contrast.value):
         kl = f"infinite: at {side.infinite:,} of {side.positions:,} positions the candidate calls "
         kl += "a token impossible that the reference doesn't"
+        kl += "" if contrast is None else ", and at some of them the control doesn't"
     if side.excluded:
         ratio = f"infinite: at {side.excluded:,} of {side.positions:,} positions the candidate "
         ratio += "calls the text's own token impossible"
@@ -444,9 +454,8 @@ def _find_failed(found: FidelityResult) -> str | None:
 def _read_estimate(
     subject: str, figure: str, margin: float, loss: Estimate, documents: int, obstacle: str | None
 ) -> _Loss:
-    found = _Loss(subject, figure, margin, loss.value, None, documents, loss.freedom)
-    found = replace(found, part="document")
-    low, high = loss.low, loss.high
+    fields = (subject, figure, margin, loss.value, None, documents, loss.freedom)
+    found, low, high = _Loss(*fields, part="document"), loss.low, loss.high
     if low is None or high is None:
         few = "fewer than two documents leave no interval; measure more rows"
         return replace(found, obstacle=few)
@@ -462,38 +471,6 @@ def _complement(share: Estimate) -> Estimate:
     return Estimate(1 - share.value, low, high, share.freedom)
 
 
-def _format(value: float) -> str:
+def format_loss(value: float) -> str:
+    """Return a loss or a margin in three digits, without a negative zero."""
     return f"{value + 0.0:.3g}"
-
-
-def describe_decision(decision: Decision) -> Iterator[str]:
-    """Yield the verdict, with each check that decided it."""
-    deciding = [
-        check
-        for check in decision.checks
-        if check.verdict == decision.verdict and not check.advisory
-    ]
-    if decision.verdict == "ship":
-        count = f"{len(deciding)} check{'' if len(deciding) == 1 else 's'}"
-        yield f"ship: every loss is within its margin ({count})"
-        return
-    for check in deciding:
-        yield f"{decision.verdict}: {check.subject}, {check.figure}: {check.reason}"
-
-
-_SHOWN = ("loss", "95 % interval", "margin", "verdict")
-
-
-def make_gate_table(decision: Decision) -> Table:
-    """Return a row for each check; a loss below zero is a gain."""
-    table = Table(box=box.SIMPLE_HEAD)
-    for name in ("of", "figure"):
-        table.add_column(name, overflow="fold")
-    for name in _SHOWN:
-        table.add_column(name, justify="right", no_wrap=True)
-    for check in decision.checks:
-        ends = "–" if check.interval is None else " to ".join(map(_format, check.interval))
-        loss = "–" if check.loss is None else _format(check.loss)
-        verdict = f"({check.verdict})" if check.advisory else check.verdict
-        table.add_row(check.subject, check.figure, loss, ends, _format(check.margin), verdict)
-    return table

@@ -1,4 +1,4 @@
-"""A comparison for people."""
+"""A comparison, and a decision on it, for people."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from evalution.comparison.comparison import (
     find_leaf_differences,
     find_missing_samples,
 )
+from evalution.comparison.gate import Decision, format_loss
 from evalution.results import MetricResult, RunResult, describe_precisions
 from evalution.table import format_number, name_run
 
@@ -218,3 +219,33 @@ def _format_run(run: RunResult) -> str:
 def _format_difference(difference: Difference) -> str:
     left, right = (shorten(repr(v), _VALUE) for v in (difference.left, difference.right))
     return f"{difference.field}: {left} → {right}"
+
+
+def describe_decision(decision: Decision) -> Iterator[str]:
+    """Yield the verdict, with each check that decided it."""
+    deciding = [
+        check
+        for check in decision.checks
+        if check.verdict == decision.verdict and not check.advisory
+    ]
+    if decision.verdict == "ship":
+        count = f"{len(deciding)} check{'' if len(deciding) == 1 else 's'}"
+        yield f"ship: every loss is within its margin ({count})"
+        return
+    for check in deciding:
+        yield f"{decision.verdict}: {check.subject}, {check.figure}: {check.reason}"
+
+
+def make_gate_table(decision: Decision) -> Table:
+    """Return a row for each check; a loss below zero is a gain."""
+    table = Table(box=box.SIMPLE_HEAD)
+    for name in ("of", "figure"):
+        table.add_column(name, overflow="fold")
+    for name in ("loss", "95 % interval", "margin", "verdict"):
+        table.add_column(name, justify="right", no_wrap=True)
+    for check in decision.checks:
+        ends = "–" if check.interval is None else " to ".join(map(format_loss, check.interval))
+        loss = "–" if check.loss is None else format_loss(check.loss)
+        verdict = f"({check.verdict})" if check.advisory else check.verdict
+        table.add_row(check.subject, check.figure, loss, ends, format_loss(check.margin), verdict)
+    return table

@@ -8,8 +8,14 @@ from dataclasses import dataclass
 from rich import box
 from rich.table import Table
 
-from evalution.fidelity.result import Estimate, FidelityResult
-from evalution.fidelity.wording import format_estimate, format_nats, format_share, name_side
+from evalution.fidelity.result import Divergence, Estimate, FidelityResult
+from evalution.fidelity.wording import (
+    format_estimate,
+    format_kl,
+    format_nats,
+    format_share,
+    name_side,
+)
 
 ABSENT = "–"
 _MEGABYTE = 1e6
@@ -51,8 +57,13 @@ def group_candidates(results: Iterable[FidelityResult]) -> list[list[FidelityRes
         else:
             groups.append([result])
     for group in groups:
-        group.sort(key=lambda result: result.overall.candidate.divergence.kl.value)
+        group.sort(key=lambda result: _rank(result.overall.candidate.divergence))
     return groups
+
+
+def _rank(divergence: Divergence) -> tuple[bool, float]:
+    """Return the place of a candidate; those that exclude tokens of the reference are last."""
+    return divergence.infinite > 0, divergence.kl.value
 
 
 def _is_alike(one: FidelityResult, other: FidelityResult) -> bool:
@@ -80,7 +91,7 @@ def make_candidate_row(result: FidelityResult) -> CandidateRow:
     bound = "≥ " if divergence.is_lower_bound else ""
     return CandidateRow(
         name=name_side(result.candidate),
-        kl=format_estimate(divergence.kl, is_lower_bound=divergence.is_lower_bound),
+        kl=format_kl(divergence),
         size=format_bytes(result.candidate.bytes),
         contrast=ABSENT if whole.contrast is None else format_estimate(whole.contrast),
         p99=bound + format_nats(divergence.p99),

@@ -54,7 +54,7 @@ _GROUPS: Final = 64
 """Groups of neighbours that a row is split into, to find its largest values."""
 _UNSURE: Final = 1e-6
 """Of the mass outside the likeliest tokens: what rounding to float32 leaves of it."""
-_SLACK: Final = 1e-3
+SLACK: Final = 1e-3
 """By which the sum of a row may differ from 1."""
 
 
@@ -231,7 +231,7 @@ def _multiply(
 
 
 def _require_distributions(masses: NDArray[np.float64], side: str) -> None:
-    if not (wrong := np.flatnonzero(~(np.abs(masses - 1.0) < _SLACK))).size:
+    if not (wrong := np.flatnonzero(~(np.abs(masses - 1.0) < SLACK))).size:
         return
     raise EngineRuntimeError(
         f"the probabilities of the {side} sum to {masses[wrong[0]]:.6g} in row {wrong[0]} of "

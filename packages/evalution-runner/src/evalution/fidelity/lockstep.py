@@ -11,6 +11,7 @@ import numpy as np
 
 from evalution.error_boundary import wrap_errors
 from evalution.fidelity.divergence import (
+    SLACK,
     TOP,
     Figures,
     Logprobs,
@@ -106,7 +107,12 @@ def _parse_top(answer: object, window: Window) -> TopRows | RequestFailure:
     if logprobs is None or not len(tops) == len(logprobs) == len(window.scored_ids):
         text = f"{len(tops)} positions came for {len(window.scored_ids)}: the context was cut"
         return RequestFailure(EngineRuntimeError(text))
-    return pack_top(tops, logprobs)
+    rows = pack_top(tops, logprobs)
+    is_whole = np.exp(rows.logprobs).sum(1) <= 1 + SLACK
+    if is_whole.all() and not np.isnan(rows.text_logprobs).any():
+        return rows
+    text = "a log-probability is NaN, or those of a position belong to more than 1 together"
+    return RequestFailure(EngineRuntimeError(text))
 
 
 def open_rows(session: BaseInferenceSession, count: int) -> RowSource:

@@ -50,7 +50,6 @@ from evalution_core import (
     Capability,
     ConfigurationError,
     EvalutionError,
-    GenerationOutput,
     GenerationRequest,
     RequestFailure,
     TextCodec,
@@ -375,11 +374,13 @@ class _Measurement:
         failed: list[str] = []
         with wrap_errors("completions"):
             for at, answer in RequestKind.GENERATION.open_stream(session, missing):
-                if isinstance(answer, GenerationOutput):
-                    found[at] = token_ids = list(answer.token_ids or ())
-                    self._journal.record_completion(label, suite, prompts[at], token_ids)
-                elif isinstance(answer, RequestFailure):
+                if isinstance(answer, RequestFailure):
                     failed.append(str(answer.error))
+                elif answer.token_ids is None:
+                    failed.append("the session gave no token ids")
+                else:
+                    found[at] = token_ids = list(answer.token_ids)
+                    self._journal.record_completion(label, suite, prompts[at], token_ids)
         if failed:
             self._notes.append(
                 f"{label}: {suite}: completions that failed and are left out: {len(failed)} of "

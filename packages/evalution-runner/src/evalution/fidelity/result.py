@@ -52,8 +52,9 @@ class Divergence:
 
     At `infinite` positions the side excludes a token that the reference doesn't, so that `kl` has
     no finite value; they count in the quantiles. At `excluded` of them it is the text's own token.
-    Each mean is over the positions where its figure is finite. Positions of the `failed` windows,
-    which a side gave no rows of, are in no figure.
+    At `reverse_infinite` positions the reference excludes a token that the side doesn't. Each mean
+    is over the positions where its figure is finite. Positions of the `failed` windows, which a
+    side gave no rows of, are in no figure.
     """
 
     positions: int
@@ -77,6 +78,7 @@ class Divergence:
     infinite: int = 0
     excluded: int = 0
     failed: int = 0
+    reverse_infinite: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -50,13 +50,20 @@ def summarize(
         infinite=len(kl) - len(finite),
         excluded=int(np.isposinf(log_ratio).sum()),
         failed=failed,
+        reverse_infinite=int(np.isposinf(figures["reverse_kl"]).sum()),
     )
 
 
 def estimate_contrast(candidate: Figures, control: Figures, documents: Integers) -> Estimate:
-    """Estimate the mean of the candidate's `kl` less the control's at the same positions."""
+    """Estimate the mean of the candidate's `kl` less the control's at the same positions.
+
+    It is infinite if the candidate alone excludes a token anywhere.
+    """
     with np.errstate(invalid="ignore"):
-        return estimate_mean(candidate["kl"] - control["kl"], documents)
+        difference = candidate["kl"] - control["kl"]
+    if np.isposinf(difference).any():
+        return Estimate(math.inf, None, None)
+    return estimate_mean(difference, documents)
 
 
 def make_histogram(figures: Figures) -> list[Bin]:

@@ -9,7 +9,7 @@ import html
 from pathlib import Path
 
 from evalution.fidelity.result import SCHEMA_VERSION, FidelityResult
-from evalution.fidelity.wording import clean_text, format_estimate, format_share, name_side
+from evalution.fidelity.wording import clean_text, format_kl, format_share, name_side
 from evalution.result_file import ResultFile, write_whole
 
 BADGE = "fidelity.svg"
@@ -57,8 +57,7 @@ def make_badge(result: FidelityResult) -> str:
     A lower bound is shown by ≥.
     """
     divergence = result.overall.candidate.divergence
-    kl = format_estimate(divergence.kl, is_lower_bound=divergence.is_lower_bound)
-    first = f"KL {kl} nats · against {_shorten(name_side(result.reference))}"
+    first = f"KL {format_kl(divergence)} nats · against {_shorten(name_side(result.reference))}"
     mode = "whole vocabulary"
     if divergence.is_lower_bound:
         mode = f"top {result.top}, {format_share(divergence.covered)} of the mass"

@@ -8,7 +8,13 @@ from rich import box
 from rich.table import Table
 
 from evalution.fidelity.result import Arm, FidelityResult
-from evalution.fidelity.wording import describe_mode, format_estimate, format_nats, name_side
+from evalution.fidelity.wording import (
+    describe_mode,
+    format_estimate,
+    format_kl,
+    format_nats,
+    name_side,
+)
 
 _SHOWN = {
     140: ("KL in nats", "median", "p99", "same top", "RMS Δp", "ln PPL ratio", "flips"),
@@ -65,7 +71,7 @@ def _make_cells(arm: Arm) -> dict[str, str]:
     found, flips = arm.divergence, arm.flips
     bound = "≥ " if found.is_lower_bound else ""
     return {
-        "KL in nats": format_estimate(found.kl, is_lower_bound=found.is_lower_bound),
+        "KL in nats": format_kl(found),
         "median": bound + format_nats(found.median),
         "p99": bound + format_nats(found.p99),
         "same top": f"{found.same_top.value:.2%}",

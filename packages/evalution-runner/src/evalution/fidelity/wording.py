@@ -60,6 +60,13 @@ def format_estimate(estimate: Estimate, *, is_lower_bound: bool = False) -> str:
     return f"{bound}{value} ({low} to {high})"
 
 
+def format_kl(divergence: Divergence) -> str:
+    """Return the mean KL with its interval; `∞ (0.0010 elsewhere)` where a token is excluded."""
+    if divergence.infinite:
+        return f"∞ ({format_nats(divergence.kl.value)} elsewhere)"
+    return format_estimate(divergence.kl, is_lower_bound=divergence.is_lower_bound)
+
+
 def format_share(share: float) -> str:
     """Return a share in per cent; one that isn't whole is never shown as 0 or as 100 %."""
     text = f"{share:.2%}"
@@ -180,6 +187,12 @@ def _describe_doubt(result: FidelityResult) -> Iterator[str]:
             f"At {divergence.infinite:,} of {divergence.positions:,} positions the candidate calls "
             "a token impossible that the reference doesn't: KL is infinite there, and the mean "
             "leaves them out."
+        )
+    if divergence.reverse_infinite:
+        yield (
+            f"At {divergence.reverse_infinite:,} of {divergence.positions:,} positions the "
+            "reference calls a token impossible that the candidate doesn't: the reverse KL is "
+            "infinite there, and its mean leaves them out."
         )
     if divergence.kl.low is None:
         yield "There is no interval: it takes at least two documents to estimate one."

@@ -302,7 +302,7 @@ def _find_flips(
         questions += 1
         chosen, other = _find_highest(before), _find_highest(after)
         if chosen != other:
-            gap = absolute_difference(before[chosen], before[other])
+            gap = max(absolute_difference(side[chosen], side[other]) for side in (before, after))
             flips.append(ChoiceFlip(row, chosen, other, _keep_finite(gap), gap < NEAR_TIE))
     return flips, questions
 
@@ -332,18 +332,19 @@ def _find_parting(left: Sequence[object] | None, right: Sequence[object] | None)
 
 
 def _find_gap(token: int, left: Generated, right: Generated) -> float | None:
-    """Return the left's gap between the tokens of both, or the right's where that isn't known.
+    """Return the larger of both sides' gaps between the tokens of both; None where none is known.
 
     A side knows its two likeliest alone: of a third one, only that its gap is at least as large.
     The token that ends a text has no id, and counts as one of the two.
     """
+    found: list[float] = []
     for side, other in ((left, right), (right, left)):
         gaps, rivals, ids = side.gaps, side.rivals, other.token_ids or ()
         if gaps is None or rivals is None or token >= len(gaps) or math.isnan(gaps[token]):
             continue
         if token >= len(ids) or ids[token] == rivals[token] or gaps[token] >= NEAR_TIE:
-            return gaps[token]
-    return None
+            found.append(gaps[token])
+    return max(found, default=None)
 
 
 def _keep_finite(value: float) -> float | None:

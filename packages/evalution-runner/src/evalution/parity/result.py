@@ -113,8 +113,7 @@ class TokenDifference:
 class ChoiceFlip:
     """A question for which the two sides find different choices the most likely.
 
-    `gap` is how far apart the left holds the two choices that it finds most likely, in nats; None
-    is infinitely.
+    `gap` is how far apart either side holds these two choices at most, in nats; None is infinitely.
     """
 
     row: int
@@ -129,8 +128,8 @@ class Divergence:
     """Place at which two completions part.
 
     `token` is the first token that differs, None where an engine gives no ids; `character` the
-    first character. `gap` is between the two most likely tokens there, None where neither engine
-    reports it: then a tie can't be recognised.
+    first character. `gap` is between the two most likely tokens there, the larger of both sides';
+    None where neither engine reports it: then a tie can't be recognised.
     """
 
     row: int
@@ -250,6 +249,8 @@ class ParityResult:
             yield f"values of minus infinity on one side alone: {max(infinite)}"
         if one_sided := missing.left_failed + missing.right_failed:
             yield f"requests that failed on one side alone: {one_sided}"
+        if missing.both_failed > suite.compared > 0:
+            yield f"requests that failed on both sides: {missing.both_failed} of {suite.requests}"
         if missing.cut_apart:
             yield f"requests cut at different places: {missing.cut_apart}"
         if missing.counted_apart:

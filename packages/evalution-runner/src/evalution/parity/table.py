@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Iterator
 
 from rich import box
 from rich.table import Table
 
-from evalution.parity.result import NEAR_TIE, ParityResult, SuiteParity, TokenDifference
+from evalution.parity.result import (
+    NEAR_TIE,
+    DifferenceStats,
+    ParityResult,
+    SuiteParity,
+    TokenDifference,
+)
 
 _NARROW = 90
 _SHOWN = ("requests", "tokens", "max |Δ|", "p99", "p50", "flips", "greedy", "texts")
@@ -69,18 +76,25 @@ def list_verdict(result: ParityResult) -> Iterator[str]:
 
 def _make_cells(suite: SuiteParity) -> dict[str, str]:
     spread = suite.tokens or suite.sums
-    sizes = None if spread is None else (spread.max, spread.p99, spread.p50)
+    sizes = None if spread is None else [*_format_sizes(spread)]
     return {
         "requests": f"{suite.compared}/{suite.requests}",
         "tokens": "–" if suite.tokens is None else str(suite.tokens.count),
         **{
-            name: "–" if sizes is None else f"{sizes[at]:.1e}"
+            name: "–" if sizes is None else sizes[at]
             for at, name in enumerate(("max |Δ|", "p99", "p50"))
         },
         "flips": _format_share(suite.flips, suite.near_flips, suite.choices),
         "greedy": _format_share(suite.greedy_apart, 0, suite.greedy),
         "texts": _format_share(suite.divergences, suite.near_divergences, suite.texts),
     }
+
+
+def _format_sizes(spread: DifferenceStats) -> Iterator[str]:
+    """Yield the maximum and two quantiles; ∞ for those that an infinite difference reaches."""
+    for share, size in ((1.0, spread.max), (0.99, spread.p99), (0.5, spread.p50)):
+        is_infinite = math.ceil(share * spread.count) > spread.count - spread.infinite
+        yield "∞" if is_infinite else f"{size:.1e}"
 
 
 def _list_worst(differences: Iterable[TokenDifference]) -> Iterator[str]:

@@ -69,7 +69,7 @@ def _draw_suites(suites: Sequence[SuiteFidelity], name: str) -> list[Figure]:
         [
             _make_point(lines[suite], arm.divergence.kl, arm.divergence.is_lower_bound)
             for suite, arm in side
-            if math.isfinite(arm.divergence.kl.value)
+            if not arm.divergence.infinite
         ]
         for side in sides
     ]
@@ -214,8 +214,7 @@ def draw_pareto(results: Sequence[FidelityResult], name: str) -> list[Figure]:
     found = [
         (result.candidate.bytes / _MEGABYTE, result.overall.candidate.divergence.kl, result)
         for result in results
-        if result.candidate.bytes is not None
-        and math.isfinite(result.overall.candidate.divergence.kl.value)
+        if result.candidate.bytes is not None and not result.overall.candidate.divergence.infinite
     ]
     if len(found) < 2:
         return []

@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import comb
 from typing import Annotated, ClassVar
+from zlib import crc32
 
 from pydantic import Field
 
@@ -99,8 +100,10 @@ class CodeSuite(GenerationSuite):
         one = super().sample(fewshot)
         if self.num_samples > 1:
             sampled = {"do_sample": True, "temperature": self.temperature, "top_p": self.top_p}
+            # Of its own for each row: equal seeds would draw alike in all rows.
+            first = self.fewshot_seed + (crc32(repr(one.requests[0]).encode()) >> 2)
             one.requests = [
-                replace(one.requests[0], seed=self.fewshot_seed + number, **sampled)
+                replace(one.requests[0], seed=first + number, **sampled)
                 for number in range(self.num_samples)
             ]
         return one
