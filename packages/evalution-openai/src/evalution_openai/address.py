@@ -35,7 +35,7 @@ class Address:
                 "base_url must be an http or https URL such as http://127.0.0.1:8000/v1, without a "
                 f"query and without a route like /chat/completions, got {redact_text(base_url)!r}"
             )
-        if found := _VERSION.search(base):
+        if found := _VERSION.search(base, base.index("://") + len("://")):
             return cls(base, base[: found.start()] if found.end() == len(base) else base)
         return cls(f"{base}/v1", base)
 

@@ -352,12 +352,15 @@ def test_requests_and_tokens_a_minute_are_kept(
     assert clock.time - before == pytest.approx(60.0, abs=12.0), "11 tokens a request"
 
 
-def test_short_key_is_not_removed_from_answers(connect: Callable[..., Any], server: Any) -> None:
-    session = connect(scoring="none", api_key="EMPTY", extra_headers={"X-Token-Mode": "text"})
-    choice = {"text": "EMPTY text", "finish_reason": "stop"}
+@pytest.mark.parametrize("key", ["EMPTY", "anything", "not-needed"])
+def test_key_that_is_a_word_is_not_removed_from_answers(
+    connect: Callable[..., Any], server: Any, key: str
+) -> None:
+    session = connect(scoring="none", api_key=key, extra_headers={"X-Token-Mode": "text"})
+    choice = {"text": f"{key} text", "finish_reason": "stop"}
     server.fails(PATH, lambda _: httpx.Response(200, json={"choices": [choice]}))
     (output,) = session.generate([REQUEST])
-    assert output.text == "EMPTY text"
+    assert output.text == f"{key} text"
 
 
 def test_endless_answer_is_cut_off(
@@ -402,12 +405,12 @@ def test_tokens_that_a_stream_did_not_use_are_given_back(
     connect: Callable[..., Any], server: Any, clock: Any, as_stream: Any
 ) -> None:
     session = connect(scoring="none", batch_size=1, tokens_per_minute=200, timings=True)
-    usage = {"prompt_tokens": 7, "completion_tokens": 3, "total_tokens": 10}
+    usage = {"prompt_tokens": 8, "completion_tokens": 3, "total_tokens": 11}
     answer = {"choices": [{"text": "abc", "finish_reason": "stop"}], "usage": usage}
     server.fails(PATH, *[lambda _: as_stream(answer)] * 4)
     before = clock.time
     session.generate([GenerationRequest("The dog", max_new_tokens=200)] * 4)
-    assert clock.time - before < 20.0, "10 tokens a request, where 207 were held back"
+    assert clock.time - before < 20.0, "11 tokens a request, where 208 were held back"
 
 
 def test_scores_cost_tokens_too(connect: Callable[..., Any], clock: Any) -> None:

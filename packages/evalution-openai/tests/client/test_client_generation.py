@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -101,7 +102,10 @@ def test_extra_stop_strings_are_matched_by_the_client(textual: Any, server: Any)
 
 @pytest.mark.parametrize(
     ("sent", "found"),
-    [("stop", "stop"), ("length", "length"), ("content_filter", "stop"), ("tool_calls", "stop")],
+    [
+        *(("stop", "stop"), ("length", "length"), ("content_filter", "stop")),
+        *(("tool_calls", "stop"), ("model_length", "length"), ("MAX_TOKENS", "length")),
+    ],
 )
 def test_finish_reasons_are_the_contracts(textual: Any, server: Any, sent: str, found: str) -> None:
     server.fails("/completions", answering(text="x", finish_reason=sent))
@@ -112,7 +116,11 @@ def test_finish_reasons_are_the_contracts(textual: Any, server: Any, sent: str, 
 
 @pytest.mark.parametrize(
     ("reason", "message"),
-    [("abort", r"aborted the completion: .*'abort'"), ({"a": 1}, r"that is no text: {'a': 1}")],
+    [
+        ("abort", r"aborted the completion: .*'abort'"),
+        ("insufficient_system_resource", "aborted the completion"),
+        ({"a": 1}, r"that is no text: {'a': 1}"),
+    ],
 )
 def test_aborted_completion_is_a_failure(
     textual: Any, server: Any, reason: Any, message: str
@@ -232,6 +240,8 @@ def test_malformed_event_fails_the_request(textual: Any, server: Any, event: str
     [
         {"content": [{"t": 1}]},
         {"tokens": ["5"], "token_logprobs": [-1], "top_logprobs": [{"token_id:5": "a"}]},
+        {"tokens": ["5"], "token_logprobs": [-1], "top_logprobs": [{"token_id:5": math.nan}]},
+        {"tokens": ["5"], "token_logprobs": [-1], "top_logprobs": [{"token_id:5": 5.0}]},
     ],
 )
 def test_malformed_log_probabilities_are_named(logprobs: Any) -> None:
@@ -422,6 +432,36 @@ def test_a_chat_of_vllm_is_its_text_and_not_its_ids(
     (output,) = session.generate([GenerationRequest(messages=CHAT, max_new_tokens=9)])
     assert (output.text, output.runtime["reasoning"]) == ("hi", "hm")
     assert output.token_ids is None
+
+
+def test_finish_reason_in_each_event_ends_no_text(textual: Any, server: Any) -> None:
+    events = [{"choices": [{"text": t, "finish_reason": "stop"}]} for t in ("It ", "is", " 42")]
+    lines = "".join(f"data: {json.dumps(event)}\n\ndata: \n\n" for event in events)
+    server.fails("/completions", lambda _: httpx.Response(200, text=f"{lines}data: [DONE]\n\n"))
+    *deltas, (_, output) = textual.stream([(0, GenerationRequest("a"))])
+    assert (output.text, output.finish_reason) == ("It is 42", "stop")
+    assert "".join(delta.text for _, delta in deltas) == "It is 42"
+
+
+@pytest.mark.parametrize("choice", [{"index": 0}, {"message": None}, {"delta": {"content": "4"}}])
+def test_choice_without_text_is_no_empty_answer(textual: Any, server: Any, choice: Any) -> None:
+    answer = {"choices": [{**choice, "finish_reason": "stop"}]}
+    server.fails("/completions", lambda _: httpx.Response(200, json=answer))
+    with pytest.raises(EngineRuntimeError, match="the choice has no text and no message"):
+        textual.generate([GenerationRequest("a")])
+
+
+@pytest.mark.parametrize("timings", [False, True])
+def test_prompt_that_the_server_cuts_is_a_failure(
+    connect: Callable[..., Any], server: Any, as_stream: Any, timings: bool
+) -> None:
+    session = connect(scoring="none", timings=timings)
+    usage = {"prompt_tokens": 3, "completion_tokens": 1, "total_tokens": 4}
+    answer = {"choices": [{"text": "abc", "finish_reason": "stop"}], "usage": usage}
+    made = as_stream if timings else (lambda answer: httpx.Response(200, json=answer))
+    server.fails("/completions", lambda _: made(answer))
+    with pytest.raises(EngineRuntimeError, match=r"8 ids were sent and the server fed 3.*max_mod"):
+        session.generate([GenerationRequest("The dog", max_new_tokens=8)])
 
 
 def test_empty_finish_reason_ends_no_stream(textual: Any, server: Any) -> None:

@@ -58,6 +58,7 @@ def test_stepwise_scoring_has_to_be_allowed() -> None:
         ("https://h/v1beta/openai/", "https://h/v1beta/openai", "https://h/v1beta/openai"),
         ("http://[::1]:8000", "http://[::1]:8000/v1", "http://[::1]:8000"),
         ("http://h/v1x.d/", "http://h/v1x.d/v1", "http://h/v1x.d"),
+        ("http://v2", "http://v2/v1", "http://v2"),
     ],
 )
 def test_routes_are_found_with_and_without_v1(url: str, api: str, root: str) -> None:

@@ -40,6 +40,8 @@ from evalution_openai.options import OpenAIOptions
 
 _log = logging.getLogger(__name__)
 _HIDDEN = b"***"
+_WORD = re.compile(r"[A-Za-z_-]{,19}")
+"""A placeholder for a key, such as `anything`, that an answer may have of its own."""
 _LOOPBACK = ("all://localhost", "all://127.0.0.1", "all://[::1]")
 _CONNECTIONS = httpx.Limits(max_connections=None, max_keepalive_connections=64)
 _TOO_MANY = 429
@@ -57,9 +59,9 @@ _LONGEST_ANSWER = 1 << 28
 class ServerConnection:
     """The server that `options` name, used from one event loop; nothing is sent yet.
 
-    Credentials are removed from answers that repeat them, except short ones, which may be part of
-    other words ("EMPTY" is a usual key of open servers). Redirects are not followed: they would
-    carry the prompt, and perhaps the key, to another host.
+    Credentials are removed from answers that repeat them, except short ones and words, which may be
+    part of the text ("EMPTY" and "anything" are usual keys of open servers). Redirects are not
+    followed: they would carry the prompt, and perhaps the key, to another host.
 
     `transport`, `clock` and `chance` replace the network, time and jitter in tests.
 
@@ -89,7 +91,11 @@ class ServerConnection:
             headers.setdefault("Authorization", f"Bearer {key}")
         named = [text for name, text in headers.items() if _CREDENTIAL.search(name)]
         credentials = {*named, key or ""} - {""}
-        self._credentials = [text.encode() for text in credentials if len(text) >= _LEAST_SECRET]
+        self._credentials = [
+            text.encode()
+            for text in credentials
+            if len(text) >= _LEAST_SECRET and not _WORD.fullmatch(text)
+        ]
         self._secrets = credentials | find_secrets(options)
         self._requests = RateLimit(self.clock, options.requests_per_minute)
         self._tokens = RateLimit(self.clock, options.tokens_per_minute)
@@ -271,7 +277,7 @@ class ServerConnection:
             if name not in _EVENT_FIELDS:
                 path, shown = response.request.url.path, describe_text(self._clean(line))
                 raise RetryableError(EngineRuntimeError(f"{path} has in its event stream {shown}"))
-            if name != b"data":
+            if name != b"data" or not value.strip():
                 continue
             data = self._clean(value.strip())
             if data == b"[DONE]":
@@ -363,7 +369,7 @@ def _redirect_message(response: httpx.Response) -> str:
     url = response.request.url
     target = url.join(response.headers.get("location", ""))
     return (
-        f"{url.path} redirects to {target.scheme}://{target.netloc.decode()}, which is "
+        f"{url.path} redirects to {redact_text(str(target.copy_with(query=None)))}, which is "
         "not followed, so that no key goes to another address; set base_url to the right one"
     )
 

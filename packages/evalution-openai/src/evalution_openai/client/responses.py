@@ -23,8 +23,11 @@ from evalution_enginekit.completion import CompletionChunk
 from evalution_openai.client.dialects import find_unasked_fields
 
 _SPELLED_ID = "token_id:"
-_CUT = frozenset({"length", "max_tokens"})
-_LOST = frozenset({"error", "abort", "cancelled"})
+_CUT = frozenset({"length", "max_tokens", "max_output_tokens", "model_length"})
+_LOST = frozenset(
+    {"abort", "cancelled", "error", "incomplete", "insufficient_system_resource", "network_error"}
+    | {"timeout"}
+)
 
 Fields = Mapping[str, Any]
 UseOfIds = Literal["kept", "read", "left"]
@@ -53,6 +56,8 @@ class ResponseReader:
         choice = read_choice(answer)
         if not choice:
             raise EngineRuntimeError(f"the answer has no choice: {quote(str(dict(answer)))}")
+        if "text" not in choice and not isinstance(choice.get("message"), Mapping):
+            raise EngineRuntimeError(f"the choice has no text and no message: {quote(str(choice))}")
         return self._read_chunk(answer, choice, choice.get("message"), is_last=True)
 
     def read_event(self, event: Fields) -> CompletionChunk:
@@ -96,7 +101,9 @@ class ResponseReader:
         rows: list[dict[int, float]] = []
         for _, _, listed in steps:
             named = {parse_id(name): logprob for name, logprob in listed.items()}
-            if None in named:
+            if not all(logprob <= _ABOVE_ZERO for logprob in named.values()):
+                raise ValueError("a listed log-probability is NaN or above 0")
+            if None in named or (self._top and not named):
                 return [logprob for _, logprob, _ in steps], None
             best = sorted(named.items(), key=lambda item: -item[1])[: self._top]
             rows.append({i: logprob for i, logprob in best if i is not None})
@@ -222,9 +229,9 @@ def _finish(reason: Any, *, is_last: bool) -> FinishReason | None:
         return "stop" if is_last else None
     if not isinstance(reason, str):
         raise EngineRuntimeError(f"the server answered a finish_reason that is no text: {reason!r}")
-    if reason in _LOST:
+    if reason.lower() in _LOST:
         raise EngineRuntimeError(f"the server aborted the completion: finish_reason {reason!r}")
-    return "length" if reason in _CUT else "stop"
+    return "length" if reason.lower() in _CUT else "stop"
 
 
 def _usage(answer: Fields) -> dict[str, Any]:
@@ -241,7 +248,11 @@ _HEAD = 4096
 _TITLE = re.compile(r"<title>(.*?)</title>", re.IGNORECASE | re.DOTALL)
 _LONGEST_QUOTE = 200
 _WRONG_REQUEST = frozenset({400, 403, 413, 422})
-_TOO_LONG = ("maximum context length", "context_length_exceeded", "exceeds the available context")
+_TOO_LONG = (
+    *("maximum context length", "context_length_exceeded", "exceeds the available context"),
+    *("maximum model length", "model's context length", "context window"),
+    *("prompt is too long", "input is too long", "`inputs` tokens + `max_new_tokens` must be <="),
+)
 
 
 def make_error(

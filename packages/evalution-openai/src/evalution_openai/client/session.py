@@ -6,6 +6,7 @@ import math
 import random
 from collections.abc import AsyncIterator, Sequence
 from contextlib import aclosing
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from evalution_core import (
@@ -20,7 +21,7 @@ from evalution_core import (
     RollingLoglikelihoodRequest,
     UnsupportedRequestError,
 )
-from evalution_core.requests import TopLogprobs
+from evalution_core.requests import FinishReason, TopLogprobs
 from evalution_enginekit import (
     CompletionChunk,
     RequestLoop,
@@ -95,19 +96,25 @@ class OpenAISession(RequestSession):
             answer = await self._connection.post(
                 self._url(sent.route), sent.body, tokens=sent.tokens
             )
-            yield reader.read_answer(answer)
+            chunk = reader.read_answer(answer)
+            _check_fed(sent.body, chunk)
+            yield chunk
             return
         clock = self._connection.clock
         begun, first = clock.now(), None
+        finish: FinishReason | None = None
         events = self._connection.events(self._url(sent.route), sent.body, tokens=sent.tokens)
         async with aclosing(events):
             async for event in events:
                 chunk = reader.read_event(event)
+                _check_fed(sent.body, chunk)
                 if first is None and chunk.text:
                     first = clock.now() - begun
-                yield chunk
+                # Some gateways finish each event: BerriAI/litellm#2195, songquanpeng/one-api#1477.
+                finish = chunk.finish or finish
+                yield replace(chunk, finish=None)
         timed = {"first_text_s": first, "total_s": clock.now() - begun}
-        yield CompletionChunk(runtime=timed)
+        yield CompletionChunk(finish=finish, runtime=timed)
 
     async def _score(self, span: TokenSpan) -> TokenScore:
         assert self._server.choice.method is not None
@@ -189,6 +196,16 @@ class OpenAISession(RequestSession):
 
     def _url(self, route: str) -> str:
         return f"{self._connection.address.api}{route}"
+
+
+def _check_fed(body: Fields, chunk: CompletionChunk) -> None:
+    """Raise `EngineRuntimeError` if the server fed another number of ids than it was sent."""
+    sent, fed = read_ids(body.get("prompt")), chunk.prompt_tokens
+    if sent is not None and fed is not None and fed != len(sent):
+        raise EngineRuntimeError(
+            f"{len(sent)} ids were sent and the server fed {fed}: it cuts or adds tokens; set "
+            "max_model_len to the length that it takes"
+        )
 
 
 def _to_list(ids: Sequence[int] | None) -> list[int] | None:
