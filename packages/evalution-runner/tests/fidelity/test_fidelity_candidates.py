@@ -9,7 +9,9 @@ import pytest
 
 from evalution.fidelity.candidates import group_candidates, make_candidate_row
 from evalution.fidelity.result import FidelityResult
+from evalution.fidelity.sides import count_weight_bytes
 from evalution.fidelity.store import make_badge, write_fidelity
+from evalution_core import Model
 
 
 @pytest.fixture
@@ -75,3 +77,23 @@ def test_candidate_that_excludes_tokens_is_last_and_has_no_finite_mean(make_fide
     assert (first, last) == (other, excluding)
     assert make_candidate_row(last).kl == "∞ (0.0010 elsewhere)"
     assert "KL ∞ (0.0010 elsewhere) nats" in make_badge(last)
+
+
+def test_weights_are_counted_in_one_format_and_with_all_shards(tmp_path: Path) -> None:
+    for name, size in {
+        "model.safetensors": 10,
+        "pytorch_model.bin": 11,
+        "optimizer.pt": 100,
+        "a-00001-of-00003.gguf": 5,
+        "a-00002-of-00003.gguf": 6,
+        "b.gguf": 50,
+    }.items():
+        (tmp_path / name).write_bytes(bytes(size))
+    assert count_weight_bytes(Model(str(tmp_path))) == 10
+    assert count_weight_bytes(Model(str(tmp_path / "a-00001-of-00003.gguf"))) == 11
+    (tmp_path / "model.safetensors").unlink()
+    for shard in tmp_path.glob("*.gguf"):
+        shard.unlink()
+    assert count_weight_bytes(Model(str(tmp_path))) == 11
+    (tmp_path / "pytorch_model.bin").unlink()
+    assert count_weight_bytes(Model(str(tmp_path))) is None

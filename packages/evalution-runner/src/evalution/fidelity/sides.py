@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import glob
 import json
+import re
 from collections.abc import Generator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -28,6 +30,10 @@ from evalution_core.builtins import PREFIX
 
 _PROBE = "The naïve fox paid 1,024 €\n\tin «été»: 日本語 🙂 <s></s>  x=y_z;"
 _WEIGHTS = (".safetensors", ".gguf", ".bin", ".pt")
+"""Endings of files of weights; a checkpoint in several formats is read in the first of them."""
+_STATES = ("optimizer", "rng_state", "scheduler", "training_args")
+"""Beginnings of files that a training run leaves beside the weights."""
+_SHARD = re.compile(r"-\d{5}-of-")
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,7 +123,7 @@ class LiveSide:
         )
 
     def describe(self) -> Side:
-        return Side(self.model.to_dict(), self._engine, _count_bytes(self.model))
+        return Side(self.model.to_dict(), self._engine, count_weight_bytes(self.model))
 
     def declare(self) -> Mapping[str, Any]:
         return {
@@ -206,13 +212,17 @@ def _digest_tokenizer(codec: TextCodec) -> str:
     return sha256(json.dumps(found).encode()).hexdigest()[:16]
 
 
-def _count_bytes(model: Model) -> int | None:
+def count_weight_bytes(model: Model) -> int | None:
     """Return the size of the model's weights on disk; None where they aren't known to be here."""
     if model.path is None or model.path.startswith(PREFIX):
         return None
     with path_errors(model.path):
         place = parse_path(model.path)
         if place.is_file():
-            return place.stat().st_size
-        sizes = [file.stat().st_size for file in place.glob("*") if file.suffix in _WEIGHTS]
-    return sum(sizes) or None
+            shards = _SHARD.sub("-*-of-", glob.escape(place.name))
+            return sum(file.stat().st_size for file in place.parent.glob(shards))
+        for suffix in _WEIGHTS:
+            files = [file for file in place.glob(f"*{suffix}") if not file.name.startswith(_STATES)]
+            if files:
+                return sum(file.stat().st_size for file in files)
+    return None
