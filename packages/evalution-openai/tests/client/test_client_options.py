@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from evalution_core import ConfigurationError, load_engine
+from evalution_core import ConfigurationError, Model, load_engine
 from evalution_openai.address import Address
 from evalution_openai.engine import OpenAICompatible
 
@@ -99,3 +99,9 @@ def test_secrets_are_not_shown() -> None:
     shown = repr(engine.to_dict())
     assert not any(secret in shown for secret in ("hunter22", "sk-4711", "0815"))
     assert not any(secret in repr(engine) for secret in ("hunter22", "sk-4711", "0815"))
+
+
+def test_several_answers_of_a_request_are_refused() -> None:
+    engine = OpenAICompatible("http://127.0.0.1:1", extra_body={"n": 2})
+    with pytest.raises(ConfigurationError, match="extra_body has n=2, and one answer of each"):
+        engine.build(Model("m"))

@@ -271,6 +271,11 @@ def build_session(
     """
     refuse_model_fields(options, model, _SERVER_FIELDS)
     check_variables(model.chat_template_kwargs)
+    if options.extra_body.get("n", 1) not in (1, None):
+        raise ConfigurationError(
+            f"extra_body has n={options.extra_body['n']!r}, and one answer of each request is "
+            "read; leave it out, and send a request as often as answers are wanted"
+        )
     if find_tokenizer_name(model) is None:
         refuse_model_fields(options, model, _TOKENIZER_FIELDS)
     size = options.batch_size
