@@ -464,6 +464,20 @@ def test_prompt_that_the_server_cuts_is_a_failure(
         session.generate([GenerationRequest("The dog", max_new_tokens=8)])
 
 
+@pytest.mark.parametrize("choice", [{"text": "42"}, {"message": {"content": "42"}}])
+def test_whole_answer_in_place_of_a_stream_is_read(textual: Any, server: Any, choice: Any) -> None:
+    server.fails("/completions", answering(**choice))
+    *_, (_, output) = textual.stream([(0, GenerationRequest("a"))])
+    assert (output.text, output.finish_reason) == ("42", "stop")
+
+
+def test_error_in_place_of_a_stream_is_the_servers_own(textual: Any, server: Any) -> None:
+    error = {"error": {"message": "maximum context length is 9", "code": 400}}
+    server.fails("/completions", lambda _: httpx.Response(200, json=error))
+    ((_, failure),) = textual.stream([(0, GenerationRequest("a"))])
+    assert isinstance(failure.error, ContextLengthError)
+
+
 def test_empty_finish_reason_ends_no_stream(textual: Any, server: Any) -> None:
     pieces = [("He", ""), ("llo", ""), ("!", "length")]
     events = [{"choices": [{"text": text, "finish_reason": why}]} for text, why in pieces]

@@ -269,8 +269,14 @@ class ServerConnection:
         """Yield the events up to `[DONE]`, which some servers omit after a finished choice.
 
         A line of an unknown field is damage: passed over, as the standard has it, it would be a
-        part of the text that is missing.
+        part of the text that is missing. An answer in JSON, of a server that doesn't stream, is the
+        only event.
         """
+        if response.headers.get("content-type", "").startswith("application/json"):
+            answer = _json(self._clean(await _read(response)), str(response.request.url))
+            self._check_error(answer, response.request.url.path)
+            yield answer
+            return
         finished = False
         async for line in _read_lines(response):
             name, _, value = line.partition(b":")

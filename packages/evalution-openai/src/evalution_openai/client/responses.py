@@ -65,7 +65,8 @@ class ResponseReader:
         choice = read_choice(event)
         if not choice:
             return CompletionChunk(**_usage(event))
-        return self._read_chunk(event, choice, choice.get("delta"), is_last=False)
+        message = choice.get("delta") or choice.get("message")
+        return self._read_chunk(event, choice, message, is_last=False)
 
     def _read_chunk(
         self, answer: Fields, choice: Fields, message: Any, *, is_last: bool
