@@ -121,7 +121,8 @@ class Channel:
                 self.accounts.note_made(event.completion_tokens or 0, seconds)
         elif isinstance(event.error, InvalidRequestError | UnsupportedRequestError):
             call.refund(index)  # it was refused before it ran
-        self.changed.notify_all()
+        if self.callers:
+            self.changed.notify_all()
 
     def make_room(self) -> bool:
         """Free slots for calls that wait behind far longer ones, where it can be done unnoticed.
