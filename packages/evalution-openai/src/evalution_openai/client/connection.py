@@ -272,13 +272,13 @@ class ServerConnection:
         part of the text that is missing. An answer in JSON, of a server that doesn't stream, is the
         only event.
         """
-        if response.headers.get("content-type", "").startswith("application/json"):
-            answer = _json(self._clean(await _read(response)), str(response.request.url))
-            self._check_error(answer, response.request.url.path)
-            yield answer
-            return
-        finished = False
-        async for line in _read_lines(response):
+        finished = has_begun = False
+        lines = _read_lines(response)
+        async for line in lines:
+            if not has_begun and line.startswith(b"{"):
+                yield await self._read_whole(response, line, lines)
+                return
+            has_begun = True
             name, _, value = line.partition(b":")
             if name not in _EVENT_FIELDS:
                 path, shown = response.request.url.path, describe_text(self._clean(line))
@@ -297,6 +297,18 @@ class ServerConnection:
         if not finished:
             path = response.request.url.path
             raise RetryableError(EngineRuntimeError(f"{path} ended its event stream before [DONE]"))
+
+    async def _read_whole(
+        self, response: httpx.Response, first: bytes, lines: AsyncIterator[bytes]
+    ) -> dict[str, Any]:
+        """Read an answer in JSON, of which the first line is known."""
+        content = bytearray(first)
+        async for line in lines:
+            content += b"\n" + line
+            _check_length(content, response)
+        answer = _json(self._clean(bytes(content)), str(response.request.url))
+        self._check_error(answer, response.request.url.path)
+        return answer
 
     def _clean(self, content: bytes) -> bytes:
         for secret in self._credentials:
