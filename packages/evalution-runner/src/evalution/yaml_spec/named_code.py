@@ -34,7 +34,7 @@ _ARGUMENTS = re.compile(r"(?!chat_template|gen)\w*kwargs")
 """Names of options that hold any argument of a runtime."""
 _CODE_ARGUMENT = re.compile(
     r"^custom_|(^|_)(cls|class(_(name|overrides))?|module(_path)?|plugin|processors?"
-    r"|executor_backend|addr(ess)?|ip|init_method)$"
+    r"|executor_backend|addr(ess)?|endpoint|host|ip|init_method|rpc_servers)$"
 )
 _DOTTED = re.compile(r"[A-Za-z_]\w*([.:][A-Za-z_]\w*)+|.*\.py")
 _ATTENTION = "attn_implementation"
