@@ -108,6 +108,10 @@ class Call:
         self._due = now + self._patience
         return True
 
+    def find_cost(self, number: int) -> float:
+        """Return the cost of a request in the session."""
+        return self.costs[self.in_flight[number]]
+
     def may_restart(self, number: int, by: Call) -> bool:
         """Report whether a running request may give its slot to the cheapest of another call."""
         index = self.in_flight[number]

@@ -189,8 +189,8 @@ class Channel:
         callers = self.callers = [call for call in self.callers if call.to_go]
         if self.slots is not None and time.perf_counter() < self._kept_until:
             running = chain.from_iterable(reader.running.items() for reader in self._readers)
-            costs = (call.costs[call.in_flight[number]] for number, call in running)
-            if sum(cost >= self._short for cost in costs) >= self.slots - 1:
+            long = sum(call.find_cost(number) >= self._short for number, call in running)
+            if long >= self.slots - 1:
                 callers = [call for call in callers if call.costs[call.to_go[0]] < self._short]
         return min(callers, key=Call.rank, default=None)
 
@@ -221,8 +221,7 @@ def _find_slots(
 ) -> dict[int, Call]:
     """Choose running requests to begin again later, each with the call that gets its slot."""
     now, given = time.perf_counter(), dict[int, Call]()
-    calls = [(running[number], number) for number in started]
-    longest = max((call.costs[call.in_flight[number]] for call, number in calls), default=0.0)
+    longest = max((running[number].find_cost(number) for number in started), default=0.0)
     for call in sorted(waiting, key=lambda call: (call.least_cost, call.since)):
         if longest < LONGER * call.least_cost:
             break

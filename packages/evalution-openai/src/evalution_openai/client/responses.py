@@ -6,7 +6,7 @@ import json
 import math
 import re
 import ssl
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, Literal, cast
 
 from evalution_core import (
@@ -191,6 +191,15 @@ def read_ids(value: Any) -> list[int] | None:
     """Read a list of token ids; None for anything else."""
     ids = to_list(value) if isinstance(value, list) else [None]
     return cast("list[int]", ids) if all(type(i) is int for i in ids) else None
+
+
+def check_fed(sent: Sequence[int] | None, fed: int | None) -> None:
+    """Raise `EngineRuntimeError` if the server fed another number of ids than it was sent."""
+    if sent is not None and fed is not None and fed != len(sent):
+        raise EngineRuntimeError(
+            f"{len(sent)} ids were sent and the server fed {fed}: it cuts or adds tokens; set "
+            "max_model_len to the length that it takes"
+        )
 
 
 def read_text(value: Any) -> str | None:

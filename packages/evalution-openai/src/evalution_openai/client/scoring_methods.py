@@ -38,9 +38,11 @@ from evalution_openai.client.connection import ServerConnection
 from evalution_openai.client.dialects import BodyWriter, count_scoring_tokens
 from evalution_openai.client.responses import (
     Fields,
+    check_fed,
     parse_id,
     quote,
     read_choice,
+    read_count,
     read_logprobs,
     read_steps,
     to_list,
@@ -70,11 +72,7 @@ class ServerRoutes:
         """
         body = {"prompt": list(prompt), "max_tokens": 1, "temperature": 0.0, **fields}
         answer = await self.post_api("/completions", self.writer.complete_body(body))
-        fed: Any = to_mapping(answer.get("usage")).get("prompt_tokens")
-        if isinstance(fed, int) and fed != len(prompt):
-            raise EngineRuntimeError(
-                f"{len(prompt)} ids were sent and the server fed {fed}: it cuts or adds tokens"
-            )
+        check_fed(prompt, read_count(to_mapping(answer.get("usage")).get("prompt_tokens")))
         return answer
 
     async def post_api(self, path: str, body: Fields) -> Fields:

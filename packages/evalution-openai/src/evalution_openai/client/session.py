@@ -40,6 +40,7 @@ from evalution_openai.client.probe import ServerProbe
 from evalution_openai.client.responses import (
     Fields,
     ResponseReader,
+    check_fed,
     read_count,
     read_ids,
     read_logprobs,
@@ -97,7 +98,7 @@ class OpenAISession(RequestSession):
                 self._url(sent.route), sent.body, tokens=sent.tokens
             )
             chunk = reader.read_answer(answer)
-            _check_fed(sent.body, chunk)
+            check_fed(read_ids(sent.body.get("prompt")), chunk.prompt_tokens)
             yield chunk
             return
         clock = self._connection.clock
@@ -107,7 +108,7 @@ class OpenAISession(RequestSession):
         async with aclosing(events):
             async for event in events:
                 chunk = reader.read_event(event)
-                _check_fed(sent.body, chunk)
+                check_fed(read_ids(sent.body.get("prompt")), chunk.prompt_tokens)
                 if first is None and chunk.text:
                     first = clock.now() - begun
                 # Some gateways finish each event: BerriAI/litellm#2195, songquanpeng/one-api#1477.
@@ -196,16 +197,6 @@ class OpenAISession(RequestSession):
 
     def _url(self, route: str) -> str:
         return f"{self._connection.address.api}{route}"
-
-
-def _check_fed(body: Fields, chunk: CompletionChunk) -> None:
-    """Raise `EngineRuntimeError` if the server fed another number of ids than it was sent."""
-    sent, fed = read_ids(body.get("prompt")), chunk.prompt_tokens
-    if sent is not None and fed is not None and fed != len(sent):
-        raise EngineRuntimeError(
-            f"{len(sent)} ids were sent and the server fed {fed}: it cuts or adds tokens; set "
-            "max_model_len to the length that it takes"
-        )
 
 
 def _to_list(ids: Sequence[int] | None) -> list[int] | None:
