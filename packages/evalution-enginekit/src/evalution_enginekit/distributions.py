@@ -139,7 +139,7 @@ def score_by_rows(
         yield [TokenScore(logprobs, is_greedy, top_logprobs=tops or None)]
 
 
-def find_top(row: NDArray[np.float32], count: int) -> dict[int, float]:
+def find_top(row: NDArray[np.floating[Any]], count: int) -> dict[int, float]:
     """Return the most likely ids of a row, best first; of equals, the smallest id."""
     import numpy as np  # noqa: PLC0415 - as above
 

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from evalution_core import EngineRuntimeError
+from evalution_enginekit.distributions import find_top
 from evalution_enginekit.generation import TokenEvent, TokenPrompt
 from evalution_enginekit.planning import check_logprobs
 
@@ -62,8 +63,7 @@ class TokenChoice:
         shifted = logits.astype(np.float64)
         shifted -= shifted.max()
         logprobs = shifted - np.log(np.exp(shifted).sum())
-        likeliest = np.argsort(-logprobs, kind="stable")[: prompt.logprobs]
-        top = {int(at): float(logprobs[at]) for at in likeliest}
+        top = find_top(logprobs, prompt.logprobs) if prompt.logprobs else {}
         return TokenEvent(prompt.key, [token_id], [float(logprobs[token_id])], [top])
 
 
@@ -116,11 +116,11 @@ def _find_candidates(
     logits: NDArray[np.floating[Any]], scaled: NDArray[np.float64], top_p: float, top_k: int
 ) -> NDArray[np.intp]:
     """Return the ids that may be drawn, likeliest first."""
-    token_ids = np.argsort(-logits, kind="stable")
-    logits = logits[token_ids]
+    token_ids = np.arange(len(logits))
     # Ties are those of the logits: two that differ may be equal once the top one is subtracted.
     if 0 < top_k < len(logits):
-        token_ids = token_ids[logits >= logits[top_k - 1]]
+        token_ids = np.flatnonzero(logits >= np.partition(logits, -top_k)[-top_k])
+    token_ids = token_ids[np.argsort(-logits[token_ids], kind="stable")]
     if top_p < 1:
         probabilities = np.exp(scaled[token_ids])
         mass_before = np.cumsum(probabilities) - probabilities

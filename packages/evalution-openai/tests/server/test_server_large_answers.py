@@ -198,6 +198,33 @@ def test_long_answers_and_log_probabilities_are_encoded_off_the_event_loop(
         assert answer.json()
 
 
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/v1/completions", {"prompt": ["a", "b"], "logprobs": 3}),
+        ("/v1/completions", {"prompt": ["a", "b"], "logprobs": 3, "echo": True}),
+        ("/v1/chat/completions", {"logprobs": True, "top_logprobs": 3, "n": 2}),
+    ],
+)
+def test_choices_with_log_probabilities_are_encoded_one_by_one(
+    serving: Any, mock: BaseInferenceSession, monkeypatch: pytest.MonkeyPatch, path: str, body: Any
+) -> None:
+    from evalution_openai.server import answers
+
+    encode_in_steps, encoded = answers.encode_in_steps, list[Any]()
+
+    def watched(value: Any) -> bytes:
+        encoded.append(value)
+        return encode_in_steps(value)
+
+    monkeypatch.setattr(answers, "encode_in_steps", watched)
+    chat = {"messages": [{"role": "user", "content": "ab"}]} if "chat" in path else {}
+    answer = serving(session=mock).post(path, json={**chat, **body, "max_tokens": 2}).json()
+    assert sorted(encoded, key=lambda choice: choice["index"]) == answer["choices"]
+    assert [choice["index"] for choice in answer["choices"]] == [0, 1]
+    assert answer["usage"]["completion_tokens"] == 4
+
+
 def test_event_loops_make_log_probabilities_in_turn(
     mock: BaseInferenceSession, monkeypatch: pytest.MonkeyPatch, until: Any
 ) -> None:

@@ -8,7 +8,7 @@ from collections.abc import AsyncGenerator, Callable, Iterable, Mapping, Sequenc
 from contextlib import aclosing
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, ClassVar, Generic, Literal, NotRequired, TypeVar
+from typing import Any, ClassVar, Generic, Literal, NamedTuple, NotRequired, TypeVar
 
 from typing_extensions import TypedDict
 
@@ -16,7 +16,7 @@ from evalution_core import GenerationOutput, GenerationRequest, TextDelta
 from evalution_openai.server.bodies import MOST_LISTED, GenerationBody, check_listed_places
 from evalution_openai.server.errors import make_unsupported
 from evalution_openai.server.serving import ID_SPELLING, ServedModel
-from evalution_openai.server.streaming import EventStream, encode_in_steps, make_id
+from evalution_openai.server.streaming import EventStream, encode_in_steps, encode_json, make_id
 
 Finish = Literal["stop", "length"] | None
 
@@ -122,6 +122,14 @@ class ChatChunk(TypedDict):
 
 
 B = TypeVar("B", bound=GenerationBody)
+T = TypeVar("T")
+
+
+class _Counts(NamedTuple):
+    """Tokens of an output, None where unknown."""
+
+    prompt: int | None
+    completion: int | None
 
 
 class GenerationCall(ABC, Generic[B]):
@@ -152,17 +160,15 @@ class GenerationCall(ABC, Generic[B]):
         """True if a choice is sent at once: only whole outputs have log-probabilities."""
         return self.listed is not None
 
-    async def prepare(self, outputs: Sequence[GenerationOutput]) -> None:
-        """Wait for everything that the choices need beside their outputs.
+    async def prepare(self) -> None:
+        """Wait for everything that whole choices need beside their outputs."""
 
-        Raises:
-            ApiError: the session returned no log-probabilities.
-        """
-        for index, output in enumerate(outputs):
-            if self.listed is not None:
-                check_logprobs(output)
-            if self.body.return_token_ids:
-                await self.find_prompt_ids(index, output)
+    async def outputs(self) -> AsyncGenerator[tuple[int, GenerationOutput]]:
+        """Yield the outputs as they finish, by the indices of their choices."""
+        async with aclosing(self.served.events(self.requests)) as events:
+            async for index, event in events:
+                assert isinstance(event, GenerationOutput), event
+                yield index, event
 
     @abstractmethod
     def make_choice(self, index: int, output: GenerationOutput) -> Mapping[str, Any]:
@@ -197,57 +203,81 @@ class GenerationCall(ABC, Generic[B]):
         """Answer as the body wants it."""
         if self.body.stream:
             return EventStream(self._chunks(), self.served.secrets)
-        outputs = await self.generate()
-        await self.prepare(outputs)
-        head, usage = self._make_head(self.kind), self._count_usage(outputs)
+        await self.prepare()
+        counts: dict[int, _Counts] = {}
+        choices: dict[int, Any] = {}
+        places = 0
+        async with aclosing(self._whole_outputs()) as outputs:
+            async for index, output in outputs:
+                counts[index] = _Counts(output.prompt_tokens, output.completion_tokens)
+                make = partial(self.make_choice, index, output)
+                choices[index] = await self._make(make, output, places)
+                places += self.count_places(output)
+        head = self._make_head(self.kind)
+        made = [choices[index] for index in range(len(self.requests))]
+        usage = self._count_usage(counts)
+        if self.listed is None:
+            return {**head, "choices": made, "usage": usage}
+        # The choices are encoded.
+        begin, end = encode_json(head)[:-1], encode_json({"usage": usage})[1:]
+        return b"".join([begin, b',"choices":[', b",".join(made), b"],", end])
 
-        def make() -> dict[str, Any]:
-            choices = [self.make_choice(*pair) for pair in enumerate(outputs)]
-            return {**head, "choices": choices, "usage": usage}
+    async def _whole_outputs(self) -> AsyncGenerator[tuple[int, GenerationOutput]]:
+        """Yield the outputs as they finish, once everything is there to make a choice of each."""
+        async with aclosing(self.outputs()) as outputs:
+            async for index, output in outputs:
+                if self.listed is not None:
+                    check_logprobs(output)
+                if self.body.return_token_ids:
+                    await self.find_prompt_ids(index, output)
+                yield index, output
 
-        return await self._finish(outputs, make)
+    async def _make(
+        self, make: Callable[[], T], output: GenerationOutput, places: int = 0
+    ) -> T | bytes:
+        """Make a choice or a chunk; with log-probabilities on a thread, and encode it there.
 
-    async def _finish(
-        self, outputs: Sequence[GenerationOutput], make: Callable[[], dict[str, Any]]
-    ) -> dict[str, Any] | bytes:
-        """Make an answer or a chunk; with log-probabilities on a thread, and encode it there.
+        They take much more memory than their JSON, and that thread makes one at a time. One after
+        the other as outputs finish, they hold up others less than a whole answer at the end would.
 
-        They take much more memory than their JSON, and that thread makes one at a time.
+        Args:
+            make: makes it.
+            output: of this output.
+            places: the positions with log-probabilities in the answer's choices so far.
+
+        Raises:
+            ApiError: one answer, or event, would have too many log-probabilities.
         """
         if self.listed is None:
             return make()
-        places = sum(map(self.count_places, outputs))
-        check_listed_places(self.listed, places, "logprobs", self.most_listed)
-        return await self.served.threads.run(
-            places * (1 + self.listed), lambda: encode_in_steps(make())
-        )
-
-    async def generate(self) -> list[GenerationOutput]:
-        return await self.served.calls.complete(self.requests)
+        own = self.count_places(output)
+        check_listed_places(self.listed, places + own, "logprobs", self.most_listed)
+        size = own * (1 + self.listed)
+        return await self.served.threads.run(size, lambda: encode_in_steps(make()))
 
     async def _chunks(self) -> AsyncGenerator[dict[str, Any] | bytes]:
         head = self._make_head(self.chunk_kind)
-        outputs: dict[int, GenerationOutput] = {}
+        counts: dict[int, _Counts] = {}
+        has_begun = False
         if self.needs_whole:
-            outputs.update(enumerate(await self.generate()))
-            await self.prepare(list(outputs.values()))
-            for part in await self.make_first_parts():
-                yield {**head, "choices": [part]}
-            for index, output in outputs.items():
-                make = partial(self._make_whole_chunk, head, index, output)
-                yield await self._finish([output], make)
+            await self.prepare()
+            events = self._whole_outputs()
         else:
-            has_begun = False
-            async with aclosing(self.served.events(self.requests, deltas=True)) as events:
-                async for index, event in events:
-                    # Not earlier: a prompt that the session refuses must fail the request.
-                    for part in () if has_begun else await self.make_first_parts():
-                        yield {**head, "choices": [part]}
-                    has_begun = True
-                    if isinstance(event, GenerationOutput):
-                        outputs[index] = event
+            events = self.served.events(self.requests, deltas=True)
+        async with aclosing(events):
+            async for index, event in events:
+                # Not earlier: a prompt that the session refuses must fail the request.
+                for part in () if has_begun else await self.make_first_parts():
+                    yield {**head, "choices": [part]}
+                has_begun = True
+                if isinstance(event, GenerationOutput):
+                    counts[index] = _Counts(event.prompt_tokens, event.completion_tokens)
+                if self.needs_whole and isinstance(event, GenerationOutput):
+                    make = partial(self._make_whole_chunk, head, index, event)
+                    yield await self._make(make, event)
+                else:
                     yield {**head, "choices": [await self.make_part(index, event)]}
-        usage = self._count_usage([outputs[index] for index in range(len(self.requests))])
+        usage = self._count_usage(counts)
         if self.body.stream_options and self.body.stream_options.include_usage:
             yield {**head, "choices": [], "usage": usage}
 
@@ -265,10 +295,12 @@ class GenerationCall(ABC, Generic[B]):
             "model": self.served.name,
         }
 
-    def _count_usage(self, outputs: Sequence[GenerationOutput]) -> Usage | None:
-        """Count the tokens, in the metrics as well; None if unknown. A prompt counts once."""
-        prompts = _total(output.prompt_tokens for output in outputs[:: self.choices])
-        completions = _total(output.completion_tokens for output in outputs)
+    def _count_usage(self, counts: Mapping[int, _Counts]) -> Usage | None:
+        """Add up the tokens, in the metrics as well; None if unknown. A prompt counts once."""
+        prompts = _total(
+            counts[index].prompt for index in range(0, len(self.requests), self.choices)
+        )
+        completions = _total(count.completion for count in counts.values())
         if prompts is None or completions is None:
             return None
         self.served.metrics.prompt_tokens.inc(prompts)

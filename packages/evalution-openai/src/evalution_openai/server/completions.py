@@ -8,7 +8,8 @@ prefixes computes the prompt once.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterable, Sequence
+from contextlib import aclosing
 from dataclasses import replace
 from itertools import chain
 from typing import Any
@@ -219,10 +220,14 @@ class _CompletionCall(GenerationCall[CompletionBody]):
     def needs_whole(self) -> bool:
         return self.listed is not None or self.body.max_tokens == 0
 
-    async def generate(self) -> list[GenerationOutput]:
+    async def outputs(self) -> AsyncGenerator[tuple[int, GenerationOutput]]:
         if self.body.max_tokens == 0:
-            return [await self._make_empty_output(index) for index in range(len(self.requests))]
-        return await super().generate()
+            for index in range(len(self.requests)):
+                yield index, await self._make_empty_output(index)
+            return
+        async with aclosing(super().outputs()) as outputs:
+            async for pair in outputs:
+                yield pair
 
     async def _make_empty_output(self, index: int) -> GenerationOutput:
         """Make the output of a prompt of which only the echo is wanted."""
@@ -236,10 +241,9 @@ class _CompletionCall(GenerationCall[CompletionBody]):
             completion_tokens=0,
         )
 
-    async def prepare(self, outputs: Sequence[GenerationOutput]) -> None:
-        await super().prepare(outputs)
+    async def prepare(self) -> None:
         self._scored = await self._score_prompts()
-        for index in range(len(outputs) if self.body.echo else 0):
+        for index in range(len(self.requests) if self.body.echo else 0):
             await self._echo_text(index)
 
     async def _score_prompts(self) -> list[list[TokenEntry]]:
