@@ -26,7 +26,7 @@ from faulty_disk import FAULTS, SHORT, FaultyDisk, Operation, lose_power
 
 pytestmark = pytest.mark.faults
 
-ROWS = 6
+ROWS = 4
 SEED = 20261124
 POWER_CUTS = 150
 REQUESTS = {"sums": ROWS, "choice": 2 * ROWS, "texts": ROWS}
