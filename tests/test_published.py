@@ -93,7 +93,7 @@ class Place:
                 "NO_PROXY": "127.0.0.1",
                 "PATH": f"{self.programs}{os.pathsep}{os.environ['PATH']}",
                 # As in the environment `gguf`, which has compiled llama.cpp before.
-                "CMAKE_ARGS": "-DGGML_NATIVE=OFF",
+                "CMAKE_ARGS": "-DGGML_NATIVE=OFF -DLLAVA_BUILD=OFF",
                 **(variables or {}),
             },
             capture_output=True,
