@@ -507,3 +507,6 @@ def test_command_prints_the_checks_and_leaves_with_the_verdicts_status(
     alone = CliRunner().invoke(app, ["gate", folders[0], "--loss", "1"])
     assert alone.exit_code == 2
     assert "name two runs, the baseline's and the candidate's, not 1" in alone.output
+    same = CliRunner().invoke(app, ["gate", folders[0], f"{folders[0]}/../a", "--loss", "1"])
+    assert same.exit_code == 2
+    assert "a is named as the baseline and as the candidate, which nothing could" in same.output

@@ -156,8 +156,15 @@ def _read_sides(folders: Sequence[str]) -> tuple[comparison.Comparison | None, l
             f"name two runs, the baseline's and the candidate's, not {len(runs)}: "
             f"{', '.join(runs)}; of fidelity measurements any number"
         )
-    found = comparison.compare(*map(read_run, runs)) if runs else None
-    return found, measurements
+    if not runs:
+        return None, measurements
+    baseline, candidate = map(read_run, runs)
+    if len({parse_path(path).resolve() for path in runs}) == 1:
+        raise ConfigurationError(
+            f"{runs[0]} is named as the baseline and as the candidate, which nothing could block; "
+            "name the run of each"
+        )
+    return comparison.compare(baseline, candidate), measurements
 
 
 def report(
