@@ -209,9 +209,9 @@ def test_long_answers_and_log_probabilities_are_encoded_off_the_event_loop(
 def test_choices_with_log_probabilities_are_encoded_one_by_one(
     serving: Any, mock: BaseInferenceSession, monkeypatch: pytest.MonkeyPatch, path: str, body: Any
 ) -> None:
-    from evalution_openai.server import answers
+    from evalution_openai.server import answers, streaming
 
-    encode_in_steps, encoded = answers.encode_in_steps, list[Any]()
+    encode_in_steps, encoded = streaming.encode_in_steps, list[Any]()
 
     def watched(value: Any) -> bytes:
         encoded.append(value)
