@@ -95,6 +95,7 @@ class Channel:
                 self.callers.remove(call)
             dropped = self.drop(list(call.in_flight))
             call.in_flight.clear()
+            self.changed.notify_all()
         self.abort(dropped)
 
     def _refund_rest(self, call: Call) -> None:
@@ -142,7 +143,9 @@ class Channel:
             waiting -= {running[number] for number in started}
             given = _find_slots(waiting, running, started) if prepared else {}
             if not given:
-                self.changed.notify_all()  # the slot that was kept may be free for all by now
+                if 0 < self._kept_until <= time.perf_counter():  # it is free for all by now
+                    self._kept_until = 0.0
+                    self.changed.notify_all()
                 return bool(waiting or self.callers)
             for number in given:
                 running[number].restarted.add(running[number].in_flight[number])
