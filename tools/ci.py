@@ -54,9 +54,9 @@ ON_OTHER_PYTHONS = [
     "--ignore=packages/evalution-enginekit/tests/test_template_sandbox.py",
     "--ignore=packages/evalution-runner/tests/workers/test_replicas_conformance.py",
 ]
-"""Tests of what a version of Python changes: processes, threads, signals, files and annotations.
+"""Tests of what a version of Python changes: processes, threads, event loops, files, annotations.
 
-GitHub's workflow runs all light tests on each.
+GitHub's workflow runs all light tests on each; templates and conformance take the longest.
 """
 GPU_REHEARSAL = [
     *("-m", "tools.gpu", "all", "--rehearse", "--fresh", "--work", "build/gpu/rehearsal"),
