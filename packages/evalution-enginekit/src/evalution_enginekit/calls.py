@@ -78,7 +78,7 @@ class Call:
     async def read(self) -> tuple[int, Event]:
         """Return the next event as soon as there is one; raise one that is an error."""
         while not self._events:
-            self._reader = asyncio.get_running_loop().create_future()
+            self._reader = self._outbox.loop.create_future()
             try:
                 await self._reader
             finally:
@@ -142,7 +142,7 @@ class Outbox:
     """
 
     def __init__(self, loop: asyncio.AbstractEventLoop):
-        self._loop = loop
+        self.loop = loop
         self._watched: set[Place] = set()
         self._events: deque[tuple[Call, tuple[int, Event] | BaseException]] = deque()
         self._is_scheduled = False
@@ -152,7 +152,7 @@ class Outbox:
         if not self._is_scheduled:
             self._is_scheduled = True
             with suppress(RuntimeError):  # the loop has ended, and with it whoever waits
-                self._loop.call_soon_threadsafe(self._deliver)
+                self.loop.call_soon_threadsafe(self._deliver)
 
     def _deliver(self) -> None:
         self._is_scheduled = False
@@ -163,10 +163,10 @@ class Outbox:
     def watch(self, channel: Place) -> None:
         """Have a channel make room for its calls as long as any waits; on the event loop."""
         if not self._watched:
-            self._loop.call_later(_SLOT_WAIT_S, self._make_room)
+            self.loop.call_later(_SLOT_WAIT_S, self._make_room)
         self._watched.add(channel)
 
     def _make_room(self) -> None:
         self._watched = {channel for channel in self._watched if channel.make_room()}
         if self._watched:
-            self._loop.call_later(_SLOT_WAIT_S, self._make_room)
+            self.loop.call_later(_SLOT_WAIT_S, self._make_room)

@@ -85,7 +85,8 @@ class Channel:
         """End a call, and give up what is not finished of it."""
         with self.changed:
             if call.account is not None:
-                self._refund_rest(call)
+                if call.in_flight:
+                    self._refund_rest(call)
                 self.accounts.close(call.account)
                 call.account = None
             if not (call.to_go or call.in_flight):
@@ -225,9 +226,8 @@ def _find_slots(
     """Choose running requests to begin again later, each with the call that gets its slot."""
     now, given = time.perf_counter(), dict[int, Call]()
     longest = max((running[number].find_cost(number) for number in started), default=0.0)
-    for call in sorted(waiting, key=lambda call: (call.least_cost, call.since)):
-        if longest < LONGER * call.least_cost:
-            break
+    short = [call for call in waiting if LONGER * call.least_cost <= longest]
+    for call in sorted(short, key=lambda call: (call.least_cost, call.since)):
         if call.is_due(now):
             longer = [n for n in started if n not in given and running[n].may_restart(n, call)]
             given.update(dict.fromkeys(longer[-1:], call))

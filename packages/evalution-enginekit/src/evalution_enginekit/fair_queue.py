@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 import threading
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from contextvars import ContextVar
 from itertools import chain, count
@@ -225,21 +225,24 @@ def count_text(value: Any, most: float = math.inf) -> int:
     A chat template may write any of them. Anything without a text counts as one. Counting ends
     beyond `most`.
     """
-    if isinstance(value, str):
-        return len(value) or 1
-    if isinstance(value, _LISTS):
-        parts = iter(cast("Sequence[Any]", value))
-    elif isinstance(value, _NUMBERS) or not isinstance(value, Mapping):
-        return 1
-    else:
-        entries = cast("Mapping[Any, Any]", value)
-        parts = chain(entries, entries.values())
+    return _count_parts((value,), most)
+
+
+def _count_parts(parts: Iterable[Any], most: float) -> int:
     total = 0
     for part in parts:
-        total += count_text(part, most - total)
+        if isinstance(part, str):
+            total += len(part) or 1
+        elif isinstance(part, _LISTS):
+            total += _count_parts(cast("Sequence[Any]", part), most - total) or 1
+        elif part is None or isinstance(part, _NUMBERS) or not isinstance(part, Mapping):
+            total += 1
+        else:
+            fields = cast("Mapping[Any, Any]", part)
+            total += _count_parts(chain(fields, fields.values()), most - total) or 1
         if total > most:
             break
-    return total or 1
+    return total
 
 
 _LISTS, _NUMBERS = (list, tuple), (int, float)

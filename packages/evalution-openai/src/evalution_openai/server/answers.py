@@ -15,7 +15,7 @@ from typing_extensions import TypedDict
 from evalution_core import GenerationOutput, GenerationRequest, TextDelta
 from evalution_openai.server.bodies import MOST_LISTED, GenerationBody, check_listed_places
 from evalution_openai.server.errors import make_unsupported
-from evalution_openai.server.serving import ID_SPELLING, ServedModel
+from evalution_openai.server.serving import ID_SPELLING, Events, ServedModel
 from evalution_openai.server.streaming import EventStream, encode_in_steps, encode_json, make_id
 
 Finish = Literal["stop", "length"] | None
@@ -163,12 +163,9 @@ class GenerationCall(ABC, Generic[B]):
     async def prepare(self) -> None:
         """Wait for everything that whole choices need beside their outputs."""
 
-    async def outputs(self) -> AsyncGenerator[tuple[int, GenerationOutput]]:
-        """Yield the outputs as they finish, by the indices of their choices."""
-        async with aclosing(self.served.events(self.requests)) as events:
-            async for index, event in events:
-                assert isinstance(event, GenerationOutput), event
-                yield index, event
+    def outputs(self) -> Events:
+        """Return the outputs as they finish, by the indices of their choices."""
+        return self.served.events(self.requests)
 
     @abstractmethod
     def make_choice(self, index: int, output: GenerationOutput) -> Mapping[str, Any]:
@@ -226,6 +223,7 @@ class GenerationCall(ABC, Generic[B]):
         """Yield the outputs as they finish, once everything is there to make a choice of each."""
         async with aclosing(self.outputs()) as outputs:
             async for index, output in outputs:
+                assert isinstance(output, GenerationOutput), output
                 if self.listed is not None:
                     check_logprobs(output)
                 if self.body.return_token_ids:

@@ -414,7 +414,7 @@ def _check_tools(body: ChatBody) -> None:
 
 def _read_options(body: GenerationBody, served: ServedModel) -> dict[str, Any]:
     for name, neutral in _NEUTRAL.items():
-        value = getattr(body, name, None)
+        value = getattr(body, name) if name in body.model_fields_set else None
         if value is not None and value not in neutral:
             raise make_unsupported(
                 f"{name}={reprlib.repr(value)} is not supported; leave it out, or send "

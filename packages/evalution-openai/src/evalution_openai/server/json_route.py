@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import re
 from collections.abc import Awaitable, Callable, Coroutine, Mapping
+from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from pydantic import ValidationError
@@ -133,7 +134,7 @@ async def _read_body(
     client = get_client(scope)
     is_here = client is not None and client.has_sent_all
     try:
-        async with asyncio.timeout(None if is_here else timeout_s):
+        async with nullcontext() if is_here else asyncio.timeout(timeout_s):
             more = True
             while more:
                 message = await receive()

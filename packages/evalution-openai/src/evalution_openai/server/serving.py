@@ -108,6 +108,9 @@ class Metrics:
         return generate_latest(self._registry)
 
 
+Events = AsyncGenerator[tuple[int, TextDelta | GenerationOutput]]
+"""More text, or the output, of requests by their indices."""
+
 ID_SPELLING = "token_id:"
 _BATCH_SIZE = 8
 """The batch size of a session that prefers none."""
@@ -344,7 +347,7 @@ class ServedModel:
 
     async def events(
         self, requests: Sequence[GenerationRequest], *, deltas: bool = False
-    ) -> AsyncGenerator[tuple[int, TextDelta | GenerationOutput]]:
+    ) -> Events:
         """Yield the outputs as they finish, by the indices of their requests.
 
         With `deltas`, an output's text comes before it as it grows, or at once if the session can't
