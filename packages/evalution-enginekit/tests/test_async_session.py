@@ -10,6 +10,7 @@ from collections.abc import Callable, Coroutine, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import aclosing
 from dataclasses import replace
+from queue import SimpleQueue
 from random import Random
 from threading import Semaphore
 from types import SimpleNamespace
@@ -819,4 +820,41 @@ def test_long_requests_have_all_slots_but_the_one_that_is_kept() -> None:
     channel.callers = [long]
     assert channel.find_next() is long
     channel.callers.clear()
+    channel.close()
+
+
+class TakingStream(RequestStream[int, Any]):
+    """A stream that takes every request that it is given, and answers none."""
+
+    def __init__(self, requests: Iterable[tuple[int, Any]], taken: SimpleQueue[int]):
+        self._requests = iter(requests)
+        self._taken = taken
+
+    def __next__(self) -> Any:
+        while True:
+            self._taken.put(next(self._requests)[0])
+
+    def cancel(self, key: Any) -> None: ...
+
+    def close(self) -> None: ...
+
+
+def test_long_request_that_waits_goes_on_when_another_is_given_up() -> None:
+    taken: SimpleQueue[int] = SimpleQueue()
+    outbox: Any = SimpleNamespace(send=lambda *_: None)
+    channel = Channel(
+        lambda requests: TakingStream(requests, taken), lambda _: None, Accounts(),
+        lambda *_: 0.0, patience=None, slots=8,
+    )  # fmt: skip
+    channel._short, channel._kept_until = 80.0, math.inf  # pyright: ignore[reportPrivateUsage]
+    long = [Call([asked(number)], outbox, costs=[400.0]) for number in range(8)]
+    for call in long:
+        channel.join(call)
+    assert [taken.get(timeout=60) for _ in range(7)] == [*range(7)]
+    changed: Any = channel.changed
+    while not changed._waiters:
+        time.sleep(0)
+    assert channel.find_next() is None, "the eighth slot is kept"
+    channel.leave(long[0])
+    assert taken.get(timeout=60) == 7
     channel.close()
