@@ -113,11 +113,11 @@ class AsyncSession:
         Raises:
             EvalutionError: as `generate`, over one of the requests; the others are given up.
         """
-        return await self._collect(requests, _check_output)
+        return await self._collect(requests, _check_result)
 
     async def score(self, request: LoglikelihoodRequest) -> LoglikelihoodOutput:
         """Return the score of one continuation; raises as `generate`."""
-        return _check_output((await self.answer([request]))[0])
+        return _check_result((await self.answer([request]))[0])
 
     async def stream(
         self, request: GenerationRequest
@@ -128,14 +128,9 @@ class AsyncSession:
         """
         async with aclosing(self.events([request], deltas=True)) as events:
             async for _, event in events:
-                if isinstance(event, TextDelta):
-                    yield event
-                    continue
-                output = _check_output(event)
-                assert isinstance(output, GenerationOutput), output
-                if not self._streams_text:
-                    yield TextDelta(output.text, tuple(output.token_ids or ()))
-                yield output
+                result = _check_result(event)
+                assert isinstance(result, TextDelta | GenerationOutput), result
+                yield result
 
     async def answer(self, requests: Sequence[Any]) -> list[Any]:
         """Return one caller's outputs and failures, of requests of one kind, in their order.
@@ -151,8 +146,8 @@ class AsyncSession:
         """Yield what becomes of one caller's requests, all of one kind, by their indices.
 
         A request that is refused, or with which alone the runtime fails, is a `RequestFailure`.
-        With `deltas`, and where the session can stream, texts come as they grow. Closing the
-        iterator gives up what is not finished.
+        With `deltas`, texts come before their outputs: as they grow, or in one piece if the session
+        can't stream. Closing the iterator gives up what is not finished.
 
         Raises:
             EvalutionError: the session failed, or was closed meanwhile.
@@ -162,6 +157,8 @@ class AsyncSession:
             while left:
                 index, event = await call.read()
                 left -= not isinstance(event, TextDelta)
+                if deltas and not self._streams_text and isinstance(event, GenerationOutput):
+                    yield index, TextDelta(event.text, tuple(event.token_ids or ()))
                 yield index, event
 
     def close(self) -> None:
@@ -259,7 +256,7 @@ class AsyncSession:
         )
 
 
-def _check_output(result: T | RequestFailure) -> T:
+def _check_result(result: T | RequestFailure) -> T:
     if isinstance(result, RequestFailure):
         raise result.error
     return result

@@ -12,10 +12,10 @@ from typing import Any, ClassVar, Generic, Literal, NamedTuple, NotRequired, Typ
 
 from typing_extensions import TypedDict
 
-from evalution_core import GenerationOutput, GenerationRequest, TextDelta
+from evalution_core import GenerationOutput, GenerationRequest, RequestFailure, TextDelta
 from evalution_openai.server.bodies import MOST_LISTED, GenerationBody, check_listed_places
 from evalution_openai.server.errors import make_unsupported
-from evalution_openai.server.serving import ID_SPELLING, Events, ServedModel
+from evalution_openai.server.serving import ID_SPELLING, ServedModel
 from evalution_openai.server.streaming import EventStream, encode_in_steps, encode_json, make_id
 
 Finish = Literal["stop", "length"] | None
@@ -163,9 +163,9 @@ class GenerationCall(ABC, Generic[B]):
     async def prepare(self) -> None:
         """Wait for everything that whole choices need beside their outputs."""
 
-    def outputs(self) -> Events:
-        """Return the outputs as they finish, by the indices of their choices."""
-        return self.served.events(self.requests)
+    def outputs(self) -> AsyncGenerator[tuple[int, object]]:
+        """Return the outputs and failures as they finish, by the indices of their choices."""
+        return self.served.calls.events(self.requests)
 
     @abstractmethod
     def make_choice(self, index: int, output: GenerationOutput) -> Mapping[str, Any]:
@@ -222,7 +222,8 @@ class GenerationCall(ABC, Generic[B]):
     async def _whole_outputs(self) -> AsyncGenerator[tuple[int, GenerationOutput]]:
         """Yield the outputs as they finish, once everything is there to make a choice of each."""
         async with aclosing(self.outputs()) as outputs:
-            async for index, output in outputs:
+            async for index, event in outputs:
+                output = _check_event(event)
                 assert isinstance(output, GenerationOutput), output
                 if self.listed is not None:
                     check_logprobs(output)
@@ -261,9 +262,10 @@ class GenerationCall(ABC, Generic[B]):
             await self.prepare()
             events = self._whole_outputs()
         else:
-            events = self.served.events(self.requests, deltas=True)
+            events = self.served.calls.events(self.requests, deltas=True)
         async with aclosing(events):
-            async for index, event in events:
+            async for index, result in events:
+                event = _check_event(result)
                 # Not earlier: a prompt that the session refuses must fail the request.
                 for part in () if has_begun else await self.make_first_parts():
                     yield {**head, "choices": [part]}
@@ -308,6 +310,14 @@ class GenerationCall(ABC, Generic[B]):
             "completion_tokens": completions,
             "total_tokens": prompts + completions,
         }
+
+
+def _check_event(event: object) -> TextDelta | GenerationOutput:
+    """Return an event; raise the error of a request that failed."""
+    if isinstance(event, RequestFailure):
+        raise event.error
+    assert isinstance(event, TextDelta | GenerationOutput), event
+    return event
 
 
 def _total(counts: Iterable[int | None]) -> int | None:

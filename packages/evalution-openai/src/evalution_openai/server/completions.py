@@ -8,7 +8,7 @@ prefixes computes the prompt once.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterable, Sequence
 from dataclasses import replace
 from itertools import chain
 from typing import Any
@@ -51,7 +51,7 @@ from evalution_openai.server.bodies import (
     render_requests,
 )
 from evalution_openai.server.errors import ApiError, make_unsupported
-from evalution_openai.server.serving import LONG_TEXT, Events, ServedModel
+from evalution_openai.server.serving import LONG_TEXT, ServedModel
 from evalution_openai.server.streaming import EventStream
 
 _ECHO_NEEDS = (
@@ -219,10 +219,10 @@ class _CompletionCall(GenerationCall[CompletionBody]):
     def needs_whole(self) -> bool:
         return self.listed is not None or self.body.max_tokens == 0
 
-    def outputs(self) -> Events:
+    def outputs(self) -> AsyncGenerator[tuple[int, object]]:
         return self._make_empty_outputs() if self.body.max_tokens == 0 else super().outputs()
 
-    async def _make_empty_outputs(self) -> Events:
+    async def _make_empty_outputs(self) -> AsyncGenerator[tuple[int, GenerationOutput]]:
         for index in range(len(self.requests)):
             yield index, await self._make_empty_output(index)
 

@@ -7,9 +7,9 @@ import ctypes
 import logging
 import platform
 import time
-from collections.abc import AsyncGenerator, Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import aclosing, suppress
+from contextlib import suppress
 from functools import partial
 from typing import ParamSpec, TypeVar
 
@@ -17,11 +17,8 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, gene
 
 from evalution_core import (
     BaseInferenceSession,
-    GenerationOutput,
     GenerationRequest,
-    RequestFailure,
     TextCodec,
-    TextDelta,
 )
 from evalution_core.encoding import encode_with_leading
 from evalution_core.kinds import RequestKind
@@ -107,9 +104,6 @@ class Metrics:
     def render(self) -> bytes:
         return generate_latest(self._registry)
 
-
-Events = AsyncGenerator[tuple[int, TextDelta | GenerationOutput]]
-"""More text, or the output, of requests by their indices."""
 
 ID_SPELLING = "token_id:"
 _BATCH_SIZE = 8
@@ -344,24 +338,3 @@ class ServedModel:
         for request in requests:
             self.validation.check_generation(request)
             self.check_request(request)
-
-    async def events(
-        self, requests: Sequence[GenerationRequest], *, deltas: bool = False
-    ) -> Events:
-        """Yield the outputs as they finish, by the indices of their requests.
-
-        With `deltas`, an output's text comes before it as it grows, or at once if the session can't
-        stream. Closing the iterator aborts what isn't finished.
-
-        Raises:
-            EvalutionError: a request was refused, or the session failed; the others are aborted.
-        """
-        whole = deltas and not self.calls.streams_text
-        async with aclosing(self.calls.events(requests, deltas=deltas)) as events:
-            async for index, event in events:
-                if isinstance(event, RequestFailure):
-                    raise event.error
-                assert isinstance(event, TextDelta | GenerationOutput), event
-                if whole and isinstance(event, GenerationOutput):
-                    yield index, TextDelta(event.text, tuple(event.token_ids or ()))
-                yield index, event
