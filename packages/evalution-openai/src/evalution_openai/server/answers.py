@@ -145,15 +145,12 @@ class GenerationCall(ABC, Generic[B]):
         self.served = served
         self.body = body
         self.requests = requests
+        self.listed = requests[0].logprobs
+        """The number of likeliest tokens to list at each position; None: no log-probabilities."""
         self.choices = body.n or 1
         """Choices of each prompt; they are in a row."""
         self.prompt_ids: dict[int, Sequence[int] | None] = {}
         """Ids of the prompts that were encoded, None where they are unknown."""
-
-    @property
-    @abstractmethod
-    def listed(self) -> int | None:
-        """The number of likeliest tokens to list at each position; None: no log-probabilities."""
 
     @property
     def needs_whole(self) -> bool:

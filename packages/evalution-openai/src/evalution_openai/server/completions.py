@@ -212,10 +212,6 @@ class _CompletionCall(GenerationCall[CompletionBody]):
         self.prompt_ids.update((at, token_ids) for at, token_ids in known if token_ids is not None)
 
     @property
-    def listed(self) -> int | None:
-        return count_listed(self.body)
-
-    @property
     def needs_whole(self) -> bool:
         return self.listed is not None or self.body.max_tokens == 0
 
@@ -368,10 +364,6 @@ class _ChatCall(GenerationCall[ChatBody]):
     kind = "chat.completion"
     chunk_kind = "chat.completion.chunk"
     most_listed = MOST_LISTED_IN_CHAT
-
-    @property
-    def listed(self) -> int | None:
-        return (self.body.top_logprobs or 0) if self.body.logprobs else None
 
     def make_choice(self, index: int, output: GenerationOutput) -> ChatChoice:
         choice: ChatChoice = {
