@@ -122,7 +122,6 @@ class ChatChunk(TypedDict):
 
 
 B = TypeVar("B", bound=GenerationBody)
-T = TypeVar("T")
 
 
 class _Counts(NamedTuple):
@@ -204,8 +203,11 @@ class GenerationCall(ABC, Generic[B]):
         async with aclosing(self._whole_outputs()) as outputs:
             async for index, output in outputs:
                 counts[index] = _Counts(output.prompt_tokens, output.completion_tokens)
+                if self.listed is None:
+                    choices[index] = self.make_choice(index, output)
+                    continue
                 make = partial(self.make_choice, index, output)
-                choices[index] = await self._make(make, output, places)
+                choices[index] = await self._encode(make, output, self.listed, places)
                 places += self.count_places(output)
         head = self._make_head(self.kind)
         made = [choices[index] for index in range(len(self.requests))]
@@ -228,10 +230,10 @@ class GenerationCall(ABC, Generic[B]):
                     await self.find_prompt_ids(index, output)
                 yield index, output
 
-    async def _make(
-        self, make: Callable[[], T], output: GenerationOutput, places: int = 0
-    ) -> T | bytes:
-        """Make a choice or a chunk; with log-probabilities on a thread, and encode it there.
+    async def _encode(
+        self, make: Callable[[], Any], output: GenerationOutput, listed: int, places: int = 0
+    ) -> bytes:
+        """Make a choice or a chunk with log-probabilities on a thread, and encode it there.
 
         They take much more memory than their JSON, and that thread makes one at a time. One after
         the other as outputs finish, they hold up others less than a whole answer at the end would.
@@ -239,17 +241,15 @@ class GenerationCall(ABC, Generic[B]):
         Args:
             make: makes it.
             output: of this output.
+            listed: the likeliest tokens at each position.
             places: the positions with log-probabilities in the answer's choices so far.
 
         Raises:
             ApiError: one answer, or event, would have too many log-probabilities.
         """
-        if self.listed is None:
-            return make()
         own = self.count_places(output)
-        check_listed_places(self.listed, places + own, "logprobs", self.most_listed)
-        size = own * (1 + self.listed)
-        return await self.served.threads.run(size, lambda: encode_in_steps(make()))
+        check_listed_places(listed, places + own, "logprobs", self.most_listed)
+        return await self.served.threads.run(own * (1 + listed), lambda: encode_in_steps(make()))
 
     async def _chunks(self) -> AsyncGenerator[dict[str, Any] | bytes]:
         head = self._make_head(self.chunk_kind)
@@ -271,7 +271,8 @@ class GenerationCall(ABC, Generic[B]):
                     counts[index] = _Counts(event.prompt_tokens, event.completion_tokens)
                 if self.needs_whole and isinstance(event, GenerationOutput):
                     make = partial(self._make_whole_chunk, head, index, event)
-                    yield await self._make(make, event)
+                    listed = self.listed
+                    yield make() if listed is None else await self._encode(make, event, listed)
                 else:
                     yield {**head, "choices": [await self.make_part(index, event)]}
         usage = self._count_usage(counts)

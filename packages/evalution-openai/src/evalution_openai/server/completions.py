@@ -207,7 +207,7 @@ class _CompletionCall(GenerationCall[CompletionBody]):
     ):
         super().__init__(served, body, requests)
         self._prompts = list(prompts)
-        self._scored: list[list[TokenEntry]] = []
+        self._scored: list[list[TokenEntry]] = [[] for _ in prompts]
         known = enumerate(prompt.token_ids for prompt in prompts)
         self.prompt_ids.update((at, token_ids) for at, token_ids in known if token_ids is not None)
 
@@ -235,14 +235,14 @@ class _CompletionCall(GenerationCall[CompletionBody]):
         )
 
     async def prepare(self) -> None:
-        self._scored = await self._score_prompts()
-        for index in range(len(self.requests) if self.body.echo else 0):
+        if not self.body.echo:
+            return
+        if self.listed is not None:
+            self._scored = await self._score_prompts(self.listed)
+        for index in range(len(self.requests)):
             await self._echo_text(index)
 
-    async def _score_prompts(self) -> list[list[TokenEntry]]:
-        listed = self.listed
-        if not self.body.echo or listed is None:
-            return [[] for _ in self._prompts]
+    async def _score_prompts(self, listed: int) -> list[list[TokenEntry]]:
         try:
             async with asyncio.TaskGroup() as group:
                 tasks = [

@@ -125,10 +125,9 @@ async def send_json(
     It returns when the client has read all but the last part.
     """
     body = answer if isinstance(answer, bytes) else encode_json(answer)
-    fields = {"content-type": "application/json", "content-length": str(len(body))}
-    fields |= headers or {}
-    encoded = [(name.lower().encode(), value.encode()) for name, value in fields.items()]
-    await send({"type": "http.response.start", "status": status, "headers": encoded})
+    fields = [(b"content-type", b"application/json"), (b"content-length", b"%d" % len(body))]
+    fields += [(name.lower().encode(), value.encode()) for name, value in (headers or {}).items()]
+    await send({"type": "http.response.start", "status": status, "headers": fields})
     for begin in range(0, len(body), _PART):
         end = begin + _PART
         await send_part(send, body[begin:end], more=end < len(body))
