@@ -484,8 +484,9 @@ def test_command_prints_the_checks_and_leaves_with_the_verdicts_status(
     suite = evalution.Generation(
         data=[{"q": f"{n}?", "a": "2"} for n in range(9)], prompt="{q}", target="a"
     )
-    for name in ("a", "b"):
-        evalution.run(engine=Mock(), model="m", tests=[suite], output=tmp_path / name)
+    more = replace(suite, name="more")
+    for name, suites in (("a", [suite]), ("b", [suite, more])):
+        evalution.run(engine=Mock(), model="m", tests=suites, output=tmp_path / name)
     (tmp_path / "f").mkdir()
     write_fidelity(measurement, tmp_path / "f")
     folders = [str(tmp_path / name) for name in ("a", "b", "f")]
@@ -495,11 +496,14 @@ def test_command_prints_the_checks_and_leaves_with_the_verdicts_status(
 
     done = call("--loss", "0.5", "--kl", "0.1", "--junit", str(tmp_path / "gate.xml"))
     assert done.exit_code == 0
+    remark = "only in the candidate run: more"
+    assert {"baseline:", "candidate:"} < {line.split(" ")[0] for line in done.output.splitlines()}
+    assert remark in done.output.splitlines()
     assert done.output.splitlines()[-1] == "ship: every loss is within its margin (2 checks)"
     assert ElementTree.parse(tmp_path / "gate.xml").getroot().get("tests") == "2"
     assert call("--loss", "0", "--kl", "1").exit_code == 4
     found = json.loads(call("--loss", "0", "--kl", "1", "--json").stdout)
-    assert found["verdict"] == "undecided"
+    assert (found["verdict"], found["remarks"]) == ("undecided", [remark])
     for option, unjudged in (("--kl", "the two runs"), ("--loss", "the fidelity measurements")):
         done = call(option, "1")
         assert done.exit_code == 2

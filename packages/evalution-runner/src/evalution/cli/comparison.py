@@ -13,7 +13,7 @@ from evalution import comparison
 from evalution.cli.errors import EXIT_OUTSIDE, EXIT_UNDECIDED, report_errors
 from evalution.cli.options import DebugOption, JsonOption
 from evalution.comparison import table
-from evalution.comparison.gate import Policy, decide, read_policy
+from evalution.comparison.gate import SIDES, Policy, decide, read_policy
 from evalution.fidelity import candidates
 from evalution.fidelity.store import FIDELITY_FILE, read_fidelity
 from evalution.result_file import write_whole
@@ -134,13 +134,14 @@ def gate(
         decision = decide(rules, found, [read_fidelity(path) for path in measurements])
         if junit is not None:
             write_whole(junit, decision.to_junit())
+        remarks = [] if found is None else [*table.list_remarks(found, SIDES)]
         if as_json:
-            print(to_json(decision.to_dict(), indent=2))
+            print(to_json({**decision.to_dict(), "remarks": remarks}, indent=2))
         else:
             terminal = make_console()
-            if found is not None:
-                for line in (*table.list_headings(found), *table.list_remarks(found)):
-                    terminal.print(line, soft_wrap=True)
+            headings = [] if found is None else [*table.list_headings(found, SIDES)]
+            for line in headings + remarks:
+                terminal.print(line, soft_wrap=True)
             terminal.print(table.make_gate_table(decision))
             for line in table.describe_decision(decision):
                 terminal.print(line, style=_STYLES[decision.verdict], soft_wrap=True)

@@ -34,7 +34,9 @@ from evalution_core.plugins import did_you_mean
 
 SCHEMA_VERSION = 1
 _MOST_ROWS = 1_000_000
-_DONE, _SIDES = "done", ("baseline", "candidate")
+_DONE = "done"
+SIDES = ("baseline", "candidate")
+"""Words for the two runs."""
 _JUDGING = frozenset({"filters", "metrics", "pattern", "rubric", "scale", "target_filters"})
 """Options of a suite that decide which answers are right."""
 
@@ -332,7 +334,7 @@ def _list_losses(policy: Policy, comparison: Comparison) -> Iterator[_Loss]:
             obstacle = f"the candidate's run lacks the suite; it is {comparison.right.status}"
         else:
             is_tested = metrics[metric].test is not None
-            obstacle = None if is_tested else find_missing_samples(comparison, name, _SIDES)
+            obstacle = None if is_tested else find_missing_samples(comparison, name, SIDES)
             if metrics[metric].right is None:
                 obstacle = f"the candidate's run has no metric {metric!r}; run both sides alike"
             obstacle = obstacle or _find_obstacle(found.rows, metrics[metric])

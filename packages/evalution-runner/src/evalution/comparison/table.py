@@ -97,10 +97,13 @@ def make_flip_heading(suite: SuiteComparison, limit: int) -> str:
     )
 
 
-def list_headings(comparison: Comparison) -> Iterator[str]:
+def list_headings(
+    comparison: Comparison, sides: tuple[str, str] = ("left", "right")
+) -> Iterator[str]:
     """Yield lines that name both runs, and their differences other than scores."""
-    for side, run in (("left", comparison.left), ("right", comparison.right)):
-        yield f"{side + ':':6} {_format_run(run)}"
+    width = max(map(len, sides)) + 1
+    for side, run in zip(sides, (comparison.left, comparison.right), strict=True):
+        yield f"{side + ':':{width}} {_format_run(run)}"
     versions = 0
     for difference in comparison.differences:
         if difference.field.startswith("versions."):
