@@ -150,6 +150,27 @@ def test_session_that_can_not_stream_gives_its_text_in_one_piece() -> None:
     check_deltas(deltas, output)
 
 
+def test_texts_in_one_piece_come_before_their_outputs_and_none_for_a_refused_request() -> None:
+    with PlainSession("a", 512, 8) as session:
+        front = AsyncSession(session)
+
+        async def events() -> dict[int, list[Any]]:
+            found: dict[int, list[Any]] = {0: [], 1: [], 2: []}
+            requests = [asked(0, 9), GenerationRequest(), asked(2, 20)]
+            async with aclosing(front.events(requests, deltas=True)) as given:
+                async for index, event in given:
+                    found[index].append(event)
+            return found
+
+        found = run(events())
+        front.close()
+    for index in (0, 2):
+        *deltas, output = found[index]
+        assert len(deltas) == 1
+        check_deltas(deltas, output)
+    assert [type(event) for event in found[1]] == [RequestFailure]
+
+
 def check_deltas(deltas: list[Any], output: Any) -> None:
     assert isinstance(output, GenerationOutput)
     assert "".join(delta.text for delta in deltas) == output.text

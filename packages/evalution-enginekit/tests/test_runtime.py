@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -102,6 +103,13 @@ def test_runtime_error_is_chained_and_redacted() -> None:
         raise KeyError("https://user:hunter2@host/v1")
     assert isinstance(raised.value.__cause__, KeyError)
     assert "hunter2" not in str(raised.value)
+
+
+@pytest.mark.parametrize("kind", [StopIteration, asyncio.CancelledError, SystemExit])
+def test_every_other_exception_of_a_runtime_becomes_its_error(kind: type[BaseException]) -> None:
+    with pytest.raises(EngineRuntimeError) as raised, runtime_errors("decoding"):
+        raise kind
+    assert isinstance(raised.value.__cause__, kind)
 
 
 def test_own_errors_and_interrupts_pass_unchanged() -> None:

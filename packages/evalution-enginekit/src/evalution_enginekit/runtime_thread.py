@@ -34,10 +34,10 @@ def runtime_errors(doing: str) -> AbstractContextManager[None]:
 class _RuntimeErrors(AbstractContextManager[None]):
     """One is entered for every token, and a generator would take three times as long."""
 
-    __slots__ = ("_doing",)
-
     def __init__(self, doing: str):
         self._doing = doing
+
+    def __enter__(self) -> None: ...
 
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         if error is None or isinstance(error, EvalutionError | KeyboardInterrupt | GeneratorExit):

@@ -40,24 +40,15 @@ def _use_one_thread() -> Generator[None]:
 
     The number is a setting of the whole process, which others must not change meanwhile.
     """
-    with _ALONE:
-        # threadpoolctl's own limit reads all about a library: 3 % of a small model's step.
-        changed = [(one, one.num_threads) for one in _find_libraries() if one.num_threads > 1]
-        for library, _ in changed:
-            library.set_num_threads(1)
-        try:
-            yield
-        finally:
-            for library, threads in changed:
-                library.set_num_threads(threads)
+    with _ALONE, _find_libraries().limit(limits=1, user_api="blas"):
+        yield
 
 
 @functools.cache
-def _find_libraries() -> list[Any]:
+def _find_libraries() -> Any:
     import threadpoolctl  # pyright: ignore[reportMissingTypeStubs]  # noqa: PLC0415 - of the runtime
 
-    controller: Any = threadpoolctl.ThreadpoolController()
-    return controller.select(user_api="blas").lib_controllers
+    return threadpoolctl.ThreadpoolController()
 
 
 @dataclass(frozen=True, slots=True)
