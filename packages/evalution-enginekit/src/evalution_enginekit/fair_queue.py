@@ -233,17 +233,20 @@ def _count_parts(parts: Iterable[Any], most: float) -> int:
     for part in parts:
         if isinstance(part, str):
             total += len(part) or 1
+        elif isinstance(part, _NUMBERS):
+            total += 1
         elif isinstance(part, _LISTS):
             total += _count_parts(cast("Sequence[Any]", part), most - total) or 1
-        elif part is None or isinstance(part, _NUMBERS) or not isinstance(part, Mapping):
-            total += 1
-        else:
+        elif isinstance(part, _MAPPINGS):
             fields = cast("Mapping[Any, Any]", part)
             total += _count_parts(chain(fields, fields.values()), most - total) or 1
+        else:
+            total += 1
         if total > most:
             break
     return total
 
 
-_LISTS, _NUMBERS = (list, tuple), (int, float)
-"""Known before the slower check for a mapping: a body can have millions of them."""
+_NUMBERS = (int, float, type(None))
+_LISTS, _MAPPINGS = (list, tuple), (dict, Mapping)
+"""With `dict` before the slow check of an abstract class: a body can have millions of values."""

@@ -273,12 +273,13 @@ def _check_stops(stops: Any) -> None:
         check_unicode("a stop string", stop)
 
 
+# The concrete types come first, as the check of an abstract class is slow.
 def _is_dict(value: object) -> bool:
-    return isinstance(value, Mapping)
+    return isinstance(value, (dict, Mapping))
 
 
 def _is_list(value: object) -> bool:
-    return isinstance(value, Sequence) and not isinstance(value, str)
+    return isinstance(value, (list, tuple, Sequence)) and not isinstance(value, str)
 
 
 def _is_number(value: object) -> bool:

@@ -413,8 +413,9 @@ def _check_tools(body: ChatBody) -> None:
 
 
 def _read_options(body: GenerationBody, served: ServedModel) -> dict[str, Any]:
-    for name, neutral in _NEUTRAL.items():
-        value = getattr(body, name) if name in body.model_fields_set else None
+    given = body.model_fields_set
+    for name in (name for name in _NEUTRAL if name in given):
+        value, neutral = getattr(body, name), _NEUTRAL[name]
         if value is not None and value not in neutral:
             raise make_unsupported(
                 f"{name}={reprlib.repr(value)} is not supported; leave it out, or send "
