@@ -3,6 +3,7 @@
     server.py throughput     the same requests by HTTP and in process, pairs interleaved
     server.py overhead       one client, the mock engine; NAME=URL=MODEL adds a foreign server
     server.py load           many clients for a minute: no 5xx, all answered, memory stays
+    server.py application    the event loop's processor time a request, without HTTP or a model
 
 The server runs on one core with one BLAS thread, the clients on the other. Shapes stand in
 server.toml. Needs the package with its extra `server`, and psutil:
@@ -336,10 +337,71 @@ def load() -> None:
     assert all(status < 500 for status in seen.statuses)
 
 
+async def post(app: Any, content: bytes, port: int) -> None:
+    """Send one request to an ASGI application as a server would; the client stays until then."""
+    has_sent, forever = False, asyncio.get_running_loop().create_future()
+
+    async def receive() -> Any:
+        nonlocal has_sent
+        if has_sent:
+            await forever
+        has_sent = True
+        return {"type": "http.request", "body": content, "more_body": False}
+
+    async def send(message: Any) -> None:
+        assert message.get("status", 200) == 200, message
+
+    scope = {
+        "type": "http",
+        "http_version": "1.1",
+        "method": "POST",
+        "path": "/v1/completions",
+        "headers": [(b"host", b"127.0.0.1"), (b"content-type", b"application/json")],
+        "client": ("127.0.0.1", port),
+        "server": ("127.0.0.1", 80),
+    }
+    await app(scope, receive, send)
+
+
+def application() -> None:
+    from evalution_core import Model
+    from evalution_enginekit.mock import Mock
+    from evalution_openai.server import build_openai_compatible_server
+
+    config = CONFIG["application"]
+    kinds = [json.dumps(body(shape)).encode() for shape in shapes(config, config["requests"])]
+    session = Mock().build(Model("mock"))
+    app = build_openai_compatible_server(session=session, log_requests=False)
+
+    async def measure() -> list[float]:
+        found: list[float] = []
+        for _ in range(config["rounds"]):
+            left = iter(kinds)
+
+            async def work(port: int) -> None:
+                for content in left:  # noqa: B023 - they share the requests of a round
+                    await post(app, content, port)
+
+            began = time.thread_time()
+            await asyncio.gather(*(work(port) for port in range(config["clients"])))
+            found.append((time.thread_time() - began) / len(kinds))
+        return found[1:]
+
+    found = asyncio.run(measure())
+    session.close()
+    middle = statistics.median(found)
+    print(f"{1e6 * min(found):.1f} us a request at least, median {1e6 * middle:.1f}")
+
+
 def main() -> None:
     os.sched_setaffinity(0, {CLIENT_CORE})
     mode, *rest = sys.argv[1:] or ["throughput"]
-    modes = {"throughput": throughput, "load": load, "overhead": lambda: overhead(rest)}
+    modes = {
+        "throughput": throughput,
+        "overhead": lambda: overhead(rest),
+        "load": load,
+        "application": application,
+    }
     modes[mode]()
 
 
