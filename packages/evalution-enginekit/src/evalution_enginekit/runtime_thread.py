@@ -32,7 +32,7 @@ def runtime_errors(doing: str) -> AbstractContextManager[None]:
 
 
 class _RuntimeErrors(AbstractContextManager[None]):
-    """One is entered for every token, and a generator would take three times as long."""
+    """Context of `runtime_errors`. A generator, entered for every token, would take 0.5 us more."""
 
     def __init__(self, doing: str):
         self._doing = doing

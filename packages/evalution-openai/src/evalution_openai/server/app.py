@@ -66,8 +66,6 @@ class OpenAICompatibleServer:
         routes = make_routes(self.served)
         self._router = Router(routes, redirect_slashes=False, lifespan=self._lifespan)
         self._paths = {route.path for route in routes}
-        # Found by their paths: the router's search takes 4 % of the event loop's time.
-        self._posts = {route.path: route.app for route in routes if route.methods == {"POST"}}
 
     @property
     def base_url(self) -> str:
@@ -145,8 +143,7 @@ class OpenAICompatibleServer:
             current_caller.set((address[0], address[1]))
         try:
             check_access(scope, self._settings)
-            app = self._posts.get(scope["path"]) if scope["method"] == "POST" else None
-            await (app or self._router)(scope, receive, response)
+            await self._router(scope, receive, response)
         except ClientDisconnect:
             self.metrics.aborted.inc()
             response.status = _CLIENT_CLOSED

@@ -122,7 +122,8 @@ async def send_json(
 ) -> None:
     """Send a whole answer as JSON, or one that is encoded already.
 
-    It returns when the client has read all but the last part.
+    It returns when the client has read all but the last part. `headers` are sent beside the type
+    and the length of the body.
     """
     body = answer if isinstance(answer, bytes) else encode_json(answer)
     fields = [(b"content-type", b"application/json"), (b"content-length", b"%d" % len(body))]
