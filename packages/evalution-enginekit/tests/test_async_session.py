@@ -808,6 +808,29 @@ def test_slot_of_a_long_request_is_kept_for_the_next_short_one(
     assert found == [gated.generate([short]) * 12, gated.generate(long)]
 
 
+def test_channel_needs_room_while_requests_differ_or_a_slot_is_kept() -> None:
+    """Else the event loop would wake each 20 ms beside a steady flow of like requests."""
+    outbox: Any = SimpleNamespace(send=lambda *_: None)
+    channel = Channel(
+        lambda requests: TakingStream(requests, SimpleQueue()), lambda _: None, Accounts(),
+        lambda *_: 0.0, patience=None, slots=1,
+    )  # fmt: skip
+    first, like, short, last = (
+        Call([asked(0)], outbox, costs=[c]) for c in (80.0, 11.0, 10.0, 80.0)
+    )
+    assert not channel.join(first)
+    assert not channel.join(like)
+    assert channel.join(short), "it costs an eighth of what runs"
+    while channel.callers:
+        time.sleep(0)
+    assert channel.make_room()
+    channel.leave(short)
+    assert not channel.make_room(), "none of the two others may take the other's slot"
+    channel._kept_until = math.inf  # pyright: ignore[reportPrivateUsage]
+    assert channel.join(last), "somebody has to find that the kept slot is free"
+    channel.close()
+
+
 def test_long_requests_have_all_slots_but_the_one_that_is_kept() -> None:
     accounts = Accounts()
     outbox: Any = SimpleNamespace(send=lambda *_: None)

@@ -201,8 +201,8 @@ class AsyncSession:
             channel = self._channels[key]
             outbox = self._find_outbox()
         call = Call(requests, outbox, current_caller.get(), costs)
-        channel.join(call)
-        outbox.watch(channel)
+        if channel.join(call):
+            outbox.watch(channel)
         return call
 
     def _find_outbox(self) -> Outbox:

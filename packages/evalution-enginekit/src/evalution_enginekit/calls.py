@@ -53,6 +53,7 @@ class Call:
         self.caller: Caller = (self,) if caller is None else caller
         self.costs = costs or [1.0] * len(requests)
         self.least_cost = min(self.costs, default=0.0)
+        self.most_cost = max(self.costs, default=0.0)
         self.since = time.perf_counter()
         self._patience = _SLOT_WAIT_S
         self._due = self.since + self._patience

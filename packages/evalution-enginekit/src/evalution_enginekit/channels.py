@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from itertools import chain, count
+from math import inf
 from typing import Any
 
 from evalution_core import (
@@ -67,19 +68,24 @@ class Channel:
         self.changed = threading.Condition(accounts.lock)
         self.callers: list[Call] = []
         self._kept_until = self._short = 0.0
+        self._least, self._most = inf, 0.0
         self.numbers = count()
         self.is_closed = False
         self._readers = [_Reader(self) for _ in range(readers)]
 
-    def join(self, call: Call) -> None:
+    def join(self, call: Call) -> bool:
+        """Add a call; return True if one may come to need room, which `make_room` makes."""
         with self.changed:
             if self.is_closed:
                 call.fail(SessionClosedError("the asynchronous session was closed meanwhile"))
-                return
+                return False
             call.channel = self
             call.account = self.accounts.open(call.caller)
             self.callers.append(call)
             self.changed.notify()
+            self._least = min(self._least, call.least_cost)
+            self._most = max(self._most, call.most_cost)
+            return self._may_need_room()
 
     def leave(self, call: Call) -> None:
         """End a call, and give up what is not finished of it."""
@@ -132,7 +138,7 @@ class Channel:
         For each call that is due, the youngest request of another caller that costs eight times as
         much, of which no text has come, begins again later, at most once; so do those that the
         stream has yet to start. Of seven slots or more, that one is kept for requests as short
-        until none comes for a second. Returns True while a call waits; False where that is unknown.
+        until none comes for a second. Returns True while a call may come to need room.
         """
         if self.slots is None:
             return False
@@ -147,7 +153,10 @@ class Channel:
                 if 0 < self._kept_until <= time.perf_counter():  # it is free for all by now
                     self._kept_until = 0.0
                     self.changed.notify_all()
-                return bool(waiting or self.callers)
+                calls = {*self.callers, *running.values()}
+                self._least = min((call.least_cost for call in calls), default=inf)
+                self._most = max((call.most_cost for call in calls), default=0.0)
+                return bool(prepared or self.callers) and self._may_need_room()
             for number in given:
                 running[number].restarted.add(running[number].in_flight[number])
             helped = set(given.values())
@@ -161,6 +170,14 @@ class Channel:
             self.changed.notify_all()
         self.abort(dropped)
         return True
+
+    def _may_need_room(self) -> bool:
+        """Report whether a slot is kept, or one request costs eight times as much as another.
+
+        Requests that ended since the last look by `make_room` count too.
+        """
+        differ = LONGER * self._least <= self._most
+        return self.slots is not None and (differ or self._kept_until > 0)
 
     def drop(self, numbers: Sequence[int]) -> list[list[int]]:
         """Give up requests, under the lock; return those of each reader, for `abort`."""
