@@ -308,6 +308,32 @@ def test_failed_rows_count_in_the_scores_and_in_no_test() -> None:
     assert (metric.test.pairs, metric.test.left_better) == (3, 0)
 
 
+def test_scores_that_leave_out_other_failed_rows_are_of_different_rows() -> None:
+    """As perplexities do: the rows that both answered are equal here, and the scores are not."""
+    values = [sample(n, float(n)) for n in range(4)]
+
+    def fail(*numbers: int) -> RunResult:
+        rows = [sample(n, None, error="died") if n in numbers else values[n] for n in range(4)]
+        found = run(rows)
+        found.suites[0].failed = len(numbers)
+        return found
+
+    for left, right in ((run(values), fail(3)), (fail(0), fail(3))):
+        (metric,) = compare(left, right)["s"].metrics
+        assert not metric.same_rows
+        assert (metric.difference, metric.winner) == (0.0, "tie")
+    (metric,) = compare(fail(3), fail(3))["s"].metrics
+    assert metric.same_rows
+
+
+def test_cut_prompts_are_named() -> None:
+    left, right = run([sample(0)]), run([sample(0)])
+    right.suites[0].truncated = 1
+    assert [*list_remarks(compare(left, right))] == [
+        "s: 1 row had prompts that the right run cut to fit"
+    ]
+
+
 def test_p_that_favours_the_worse_score_is_no_evidence_for_it() -> None:
     left = run([sample(n, float(n < 80)) for n in range(100)])
     right = run(

@@ -226,6 +226,15 @@ def test_gate_doesnt_ship_on_copies_of_few_rows() -> None:
     assert "groups would do" in check.reason
 
 
+def test_gate_decides_nothing_by_groups_that_conflict() -> None:
+    rows = [1.0] * 400
+    left = make_run(rows, name_groups(400, 20))
+    right = make_run(rows, [f"text {number % 20}" for number in range(400)])
+    (check,) = decide(Policy(loss=0.05), compare(left, right)).checks
+    assert check.verdict == "undecided"
+    assert check.reason == "the sides put the rows into groups that conflict; run both alike"
+
+
 def test_gate_ships_equal_groups_only_where_they_are_many() -> None:
     same = [1.0] * 400
     assert judge(same, same, name_groups(400, 40), 0.05).verdict == "undecided"

@@ -75,7 +75,7 @@ def test_too_few_rows_decide_nothing_and_their_number_is_advised() -> None:
     check = judge([1.0] * 100, [1.0] * 98 + [0.0] * 2, 0.03)
     assert check.verdict == "undecided"
     assert check.reason == (
-        "loses between -0.0177 and 0.07, so that 0.03 can't be judged; about 1,100 rows would do"
+        "loses between -0.0177 and 0.07, so that 0.03 can't be judged; about 1,200 rows would do"
     )
     at = judge([1.0] * 100, [1.0] * 98 + [0.0] * 2, 0.02)
     assert at.reason.endswith("the loss is at the margin, where more rows don't help")
@@ -84,7 +84,8 @@ def test_too_few_rows_decide_nothing_and_their_number_is_advised() -> None:
 @pytest.mark.parametrize(
     ("rows", "lost", "margin", "advised"),
     [
-        (100, 2, 0.03, 1100),
+        (100, 2, 0.03, 1200),
+        (350, 0, 0.01, 390),
         (1000, 23, 0.02, 8400),
         (1000, 23, 0.03, 2300),
         (20, 0, 0.02, 190),
@@ -97,7 +98,7 @@ def test_as_many_rows_as_advised_would_do(
 ) -> None:
     check = judge([1.0] * rows, [0.0] * lost + [1.0] * (rows - lost), margin)
     assert check.reason.endswith(f"about {advised:,} rows would do")
-    for share, is_decided in ((1.2, True), (0.8, False)):
+    for share, is_decided in ((1.2, True), (0.8, False), *[(1.0, True)] * (not lost)):
         count = round(share * advised)
         wrong = round(count * lost / rows)
         more = judge([1.0] * count, [0.0] * wrong + [1.0] * (count - wrong), margin)
@@ -349,15 +350,38 @@ def test_what_ships_by_few_documents_says_what_they_can_not_show(
     )
 
 
-def test_sides_that_are_judged_by_other_rules_decide_nothing() -> None:
+@pytest.mark.parametrize(
+    ("options", "named"),
+    [
+        ({"metrics": ["exact"], "filters": ["a"]}, "filters and metrics"),
+        ({"judge": {"engine": "E", "scale": {"0": 1}}}, "judge"),
+        ({"choices": ["a", "b"]}, "choices"),
+    ],
+)
+def test_sides_that_are_judged_by_other_rules_decide_nothing(
+    options: dict[str, Any], named: str
+) -> None:
     before, after = make_run([1.0] * 400), make_run([1.0] * 400)
-    loose = replace(after.suites[0], options={"metrics": ["exact"], "filters": ["a"]})
+    loose = replace(after.suites[0], options=options)
     found = compare(before, replace(after, suites=[loose]))
     (check,) = decide(Policy(loss=0.05), found).checks
     assert (check.verdict, check.reason) == (
         "undecided",
-        "the sides are judged by other filters and metrics; run both alike",
+        f"the sides are judged by other {named}; run both alike",
     )
+
+
+def test_each_suite_of_a_measurement_is_held_against_the_margin(
+    measurement: FidelityResult,
+) -> None:
+    good = with_kl(measurement, Estimate(0.001, 0.0005, 0.002))
+    bad = with_kl(measurement, Estimate(0.08, 0.075, 0.085))
+    suites = [replace(found.overall, name=name) for found, name in ((good, "a"), (bad, "b"))]
+    found = decide(Policy(kl=0.05), measurements=[replace(good, suites=suites)])
+    assert [(check.subject, check.verdict) for check in found.checks] == [
+        ("m, a", "ship"),
+        ("m, b", "block"),
+    ]
 
 
 @pytest.mark.parametrize(

@@ -488,6 +488,23 @@ def test_completion_that_fails_is_left_out_and_counted() -> None:
     assert "candidate, free: prose: completions that failed and are left out: 3" in note
 
 
+def test_generation_that_the_reference_fails_counts_as_a_failed_window(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    generate = ReferenceSession.generate_continuous
+
+    def fail_first(self: Any, requests: Any, **options: Any) -> Any:
+        for key, answer in generate(self, requests, **options):
+            yield key, RequestFailure(EngineRuntimeError("out of memory")) if key == 0 else answer
+
+    monkeypatch.setattr(ReferenceSession, "generate_continuous", fail_first)
+    sums = evalution.Generation(
+        data="builtin:tiny/sums", prompt="{question}", target="answer", max_rows=3, max_new_tokens=4
+    )
+    found = measure(drift(noise=0.3), sums)
+    assert (found.overall.documents, found.overall.candidate.divergence.failed) == (2, 1)
+
+
 def test_completion_without_ids_is_not_taken_for_an_empty_one(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

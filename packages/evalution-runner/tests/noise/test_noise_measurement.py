@@ -21,6 +21,7 @@ from evalution.runs.preflight import EngineAndModel
 from evalution.suites.suite import SuiteDeclaration
 from evalution_core import (
     BaseInferenceSession,
+    Capability,
     CheckResult,
     ConfigurationError,
     EngineRuntimeError,
@@ -140,6 +141,13 @@ class Planted(Toy):
         return self.session(self, model)
 
 
+@dataclass(slots=True)
+class Mute(Toy):
+    """The toy without log-probabilities of what it generates."""
+
+    capabilities = Toy.capabilities - {Capability.LOGPROBS}
+
+
 PROSE = evalution.Perplexity(data=ROWS, name="prose", text="text")
 QUESTIONS = evalution.MultipleChoice(
     data=ROWS, name="questions", prompt="text", choices="choices", target="right"
@@ -192,6 +200,20 @@ def test_result_is_shown_and_read_back(tmp_path: Path) -> None:
     assert samples == "samples: 6 of 6 came again with the same seed, 0 with another; 0 of 6 " + (
         "prompts gave 4 equal samples"
     )
+
+
+def test_texts_alone_are_not_called_numbers() -> None:
+    """An engine without log-probabilities may move them unseen."""
+    suite = evalution.Generation(data=ROWS, prompt="text", target="text", max_new_tokens=4)
+    found = measure_noise(EngineAndModel(Mute(), Model("toy")), [suite])
+    assert (found.verdicts, found.repeats.tokens) == (["deterministic"], 0)
+    assert next(list_verdicts(found)) == (
+        "deterministic: no condition changes a text; the engine gave no log-probabilities to "
+        "compare."
+    )
+    table = make_noise_table(found, width=120)
+    assert ["–"] * len(table.rows) == [*table.columns[2].cells] == [*table.columns[3].cells]
+    assert measure(ToySession).repeats.tokens
 
 
 def test_the_model_is_never_loaded_within_another_step_of_the_progress() -> None:

@@ -12,7 +12,7 @@ import evalution
 import mutants as _mutants  # noqa: F401 - registers the faults
 from evalution.parity import ParityResult, Tolerance, check_parity
 from evalution.parity.result import summarize_differences
-from evalution.parity.table import make_parity_table
+from evalution.parity.table import list_verdict, make_parity_table
 from evalution.runs.preflight import EngineAndModel
 from evalution_core import (
     BaseInferenceSession,
@@ -270,6 +270,16 @@ def test_sides_without_tokenizer_are_asked_by_text_with_a_note() -> None:
     ]
     by_text = check_parity(*make_subjects(), [prose()], by_text=True)
     assert by_text.notes == found.notes
+
+
+def test_texts_alone_are_named_where_a_side_gave_no_numbers(result: ParityResult) -> None:
+    assert len([*list_verdict(result)]) == 1
+    texts = replace(result.suites[0], tokens=None, sums=None)
+    found = replace(result, suites=[texts, result.suites[1]])
+    assert [*list_verdict(found)] == [
+        "within the tolerance of 0.0001 per token",
+        "only texts were compared, as a side gave no log-probabilities: sums",
+    ]
 
 
 def test_chat_is_rendered_by_each_engine() -> None:

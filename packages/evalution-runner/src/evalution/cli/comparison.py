@@ -65,7 +65,7 @@ def compare(
                 f"{left} has {_list_suites(found.left)}, {right} has {_list_suites(found.right)}"
             )
         if as_json:
-            print(to_json(found.to_dict(), indent=2))
+            print(to_json({**found.to_dict(), "remarks": [*table.list_remarks(found)]}, indent=2))
             return
         terminal = make_console()
         for line in table.list_headings(found):

@@ -207,6 +207,7 @@ class MetricComparison:
             "difference": self.difference,
             "winner": self.winner,
             "test": None if self.test is None else self.test.to_dict(),
+            "one_sided": self.one_sided,
         }
 
     @property
@@ -360,6 +361,8 @@ def _compare_suite(name: str, sides: _Sides, *, with_texts: bool) -> SuiteCompar
     rows = pair_samples(*columns, same_prompts=ask_alike(options))
     options |= find_option_differences(left.provenance, right.provenance)
     same_rows = rows.are_all if all(columns) else left.n == right.n
+    fail_alike = rows.left_failed == rows.right_failed == len(columns[0]) - rows.paired
+    fail_alike &= left.failed == right.failed
     groups, grouped_by = _find_groups(rows, columns)
     found = SuiteComparison(name, options, rows, [], grouped_by=grouped_by)
     for metric in dict.fromkeys([*left.metrics, *right.metrics]):
@@ -383,11 +386,9 @@ def _compare_suite(name: str, sides: _Sides, *, with_texts: bool) -> SuiteCompar
                 )
         known = before or after
         assert known is not None
-        found.metrics.append(
-            MetricComparison(
-                metric, known.higher_is_better, before, after, same_rows, test, one_sided
-            )
-        )
+        scores_all = (before or known).n == left.n and (after or known).n == right.n
+        facts = before, after, same_rows and (fail_alike or scores_all), test, one_sided
+        found.metrics.append(MetricComparison(metric, known.higher_is_better, *facts))
     return found
 
 

@@ -21,10 +21,11 @@ from evalution.comparison.comparison import (
     Comparison,
     MetricComparison,
     Pairing,
+    SuiteComparison,
     find_missing_samples,
 )
 from evalution.comparison.significance import make_score_interval, widen_end
-from evalution.fidelity.result import Estimate, FidelityResult
+from evalution.fidelity.result import Estimate, FidelityResult, SuiteFidelity
 from evalution.results import is_other_model
 from evalution.scoring.intervals import CONFIDENCE
 from evalution.yaml_spec.yaml_file import as_mapping, read_yaml
@@ -37,7 +38,9 @@ _MOST_ROWS = 1_000_000
 _DONE = "done"
 SIDES = ("baseline", "candidate")
 """Words for the two runs."""
-_JUDGING = frozenset({"filters", "metrics", "pattern", "rubric", "scale", "target_filters"})
+_JUDGING = frozenset(
+    {"choices", "filters", "judge", "metrics", "pattern", "rubric", "scale", "target_filters"}
+)
 """Options of a suite that decide which answers are right."""
 
 Verdict = Literal["ship", "undecided", "block"]
@@ -286,8 +289,8 @@ class _Loss:
         while many - few > 1:
             middle = (few + many) // 2
             few, many = (few, middle) if is_settled(middle) else (middle, many)
-        rounded = round(many, 1 - math.floor(math.log10(many)))
-        return f"about {max(rounded, self.parts + 1):,} {self.part}s would do"
+        step = 10 ** max(0, math.floor(math.log10(many)) - 1)
+        return f"about {math.ceil(many / step) * step:,} {self.part}s would do"
 
     def _predict(self, parts: int) -> tuple[float, float]:
         """Return the interval of so many parts, of which as large shares change."""
@@ -330,16 +333,9 @@ def _list_losses(policy: Policy, comparison: Comparison) -> Iterator[_Loss]:
             )
         found = compared.get(name)
         metrics = {} if found is None else {each.name: each for each in found.metrics}
-        if found is None:
-            obstacle = f"the candidate's run lacks the suite; it is {comparison.right.status}"
-        else:
-            is_tested = metrics[metric].test is not None
-            obstacle = None if is_tested else find_missing_samples(comparison, name, SIDES)
-            if metrics[metric].right is None:
-                obstacle = f"the candidate's run has no metric {metric!r}; run both sides alike"
-            obstacle = obstacle or _find_obstacle(found.rows, metrics[metric])
-            if rules := sorted(_JUDGING.intersection(found.options)):
-                obstacle = f"the sides are judged by other {' and '.join(rules)}; run both alike"
+        obstacle = f"the candidate's run lacks the suite; it is {comparison.right.status}"
+        if found is not None:
+            obstacle = _find_obstacle(comparison, found, metrics[metric])
         loss = _read_loss(name, metric, margin, metrics.get(metric))
         yield replace(loss, obstacle=obstacle, advisory=rule.advisory)
 
@@ -360,7 +356,21 @@ def _read_loss(suite: str, name: str, margin: float, metric: MetricComparison | 
     return replace(shown, part=part, changed=changed if is_share else None)
 
 
-def _find_obstacle(rows: Pairing, metric: MetricComparison) -> str | None:
+def _find_obstacle(
+    comparison: Comparison, suite: SuiteComparison, metric: MetricComparison
+) -> str | None:
+    """Return why the suite decides nothing, and what to do."""
+    if rules := sorted(_JUDGING.intersection(suite.options)):
+        return f"the sides are judged by other {' and '.join(rules)}; run both alike"
+    if suite.grouped_by == "neither":
+        return "the sides put the rows into groups that conflict; run both alike"
+    if metric.right is None:
+        return f"the candidate's run has no metric {metric.name!r}; run both sides alike"
+    missing = None if metric.test else find_missing_samples(comparison, suite.name, SIDES)
+    return missing or _find_row_obstacle(suite.rows, metric)
+
+
+def _find_row_obstacle(rows: Pairing, metric: MetricComparison) -> str | None:
     """Return why the rows that both answered don't speak for all, and what to do."""
     if rows.other_rows:
         return f"{rows.other_rows} rows differ in their data; run both sides on the same rows"
@@ -387,41 +397,50 @@ def _find_obstacle(rows: Pairing, metric: MetricComparison) -> str | None:
 
 
 def _list_distances(policy: Policy, found: FidelityResult, run: dict[str, Any]) -> Iterator[_Loss]:
-    whole = found.overall
-    side = whole.candidate.divergence
-    label = str(found.candidate.model.get("label") or found.candidate.model.get("path"))
+    """Yield the losses of each suite of a measurement: the total would hide a small one's."""
+    model = str(found.candidate.model.get("label") or found.candidate.model.get("path"))
+    several = len(found.suites) > 1
+    for part in found.suites if several else [found.overall]:
+        label = f"{model}, {part.name}" if several else model
+        for loss in _list_suite_distances(policy, part, label):
+            if not is_other_model(run, found.candidate.engine):
+                yield loss
+                continue
+            other = "the measurement is of another model than the candidate's run, by the "
+            other += "`identity` of both; measure that model"
+            yield replace(loss, excess=None, obstacle=other)
+
+
+def _list_suite_distances(policy: Policy, found: SuiteFidelity, label: str) -> Iterator[_Loss]:
+    side = found.candidate.divergence
     bound = _find_bound(found)
-    kl = "kl beyond the control" if whole.contrast else "kl"
+    kl = "kl beyond the control" if found.contrast else "kl"
     impossible, excluded = _find_excess(found)
     for figure, margin, loss, obstacle, excess in (
-        (kl, policy.kl, whole.contrast or side.kl, bound, impossible),
+        (kl, policy.kl, found.contrast or side.kl, bound, impossible),
         ("log_ppl_ratio", policy.log_ppl_ratio, side.log_ppl_ratio, None, excluded),
         ("other_top", policy.other_top, _complement(side.same_top), None, None),
     ):
         if margin is not None:
-            judged = _read_estimate(label, figure, margin, loss, whole.documents, obstacle)
+            judged = _read_estimate(label, figure, margin, loss, found.documents, obstacle)
             judged = replace(judged, is_positive=figure == "kl")
             if failed := _find_failed(found):
                 judged = replace(judged, obstacle=failed)
             if excess is not None:
                 judged = replace(judged, loss=None, interval=None, excess=excess)
-            if is_other_model(run, found.candidate.engine):
-                other = "the measurement is of another model than the candidate's run, by the "
-                other += "`identity` of both; measure that model"
-                judged = replace(judged, excess=None, obstacle=other)
             yield judged
 
 
-def _find_bound(found: FidelityResult) -> str | None:
+def _find_bound(found: SuiteFidelity) -> str | None:
     """Return why KL, or KL beyond the control, is no figure of the whole distributions."""
-    whole, remedy = found.overall, "measure with engines that give whole distributions"
-    if whole.candidate.divergence.is_lower_bound and not whole.contrast:
+    remedy = "measure with engines that give whole distributions"
+    if found.candidate.divergence.is_lower_bound and not found.contrast:
         return (
             "only the likeliest tokens were compared, so this is a lower bound, and the true value "
             f"may be above the margin; {remedy}"
         )
-    arms = [arm for arm in (whole.candidate, whole.control) if arm is not None]
-    if whole.contrast and any(arm.divergence.is_lower_bound for arm in arms):
+    arms = [arm for arm in (found.candidate, found.control) if arm is not None]
+    if found.contrast and any(arm.divergence.is_lower_bound for arm in arms):
         return (
             "only the likeliest tokens were compared, and the difference of two lower bounds is "
             f"no bound; {remedy}"
@@ -429,12 +448,12 @@ def _find_bound(found: FidelityResult) -> str | None:
     return None
 
 
-def _find_excess(found: FidelityResult) -> tuple[str | None, str | None]:
+def _find_excess(found: SuiteFidelity) -> tuple[str | None, str | None]:
     """Return why KL beyond the control, and the perplexity, are infinite; None where they aren't.
 
     Their estimates are of the other positions.
     """
-    side, contrast = found.overall.candidate.divergence, found.overall.contrast
+    side, contrast = found.candidate.divergence, found.contrast
     kl = ratio = None
     if side.infinite if contrast is None else math.isinf(contrast.value):
         kl = f"infinite: at {side.infinite:,} of {side.positions:,} positions the candidate calls "
@@ -446,8 +465,8 @@ def _find_excess(found: FidelityResult) -> tuple[str | None, str | None]:
     return kl, ratio
 
 
-def _find_failed(found: FidelityResult) -> str | None:
-    arms = [found.overall.candidate, found.overall.control]
+def _find_failed(found: SuiteFidelity) -> str | None:
+    arms = [found.candidate, found.control]
     if failed := sum(arm.divergence.failed for arm in arms if arm is not None):
         return f"{failed} windows failed and are in no figure; see the notes, and measure again"
     return None

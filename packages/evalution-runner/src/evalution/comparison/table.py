@@ -129,19 +129,28 @@ def list_remarks(
             yield f"only in the {side} run: {', '.join(names)}"
     if not comparison.suites:
         yield "no suite is in both runs, so there is nothing to compare"
-    words = f"{sides[0]} run", f"{sides[1]} run"
     for suite in comparison.suites:
-        yield from (f"{suite.name}: {remark}" for remark in _list_option_remarks(suite))
-        missing = find_missing_samples(comparison, suite.name, words)
-        remarks = [missing] if missing is not None else _list_row_remarks(suite, sides)
-        yield from (f"{suite.name}: {remark}" for remark in remarks)
-        for metric in suite.metrics:
-            if metric.is_contradicted:
-                better = sides[metric.winner == "right"]
-                yield (
-                    f"{suite.name}: {metric.name} is better in the {better} run, and the rows "
-                    "that p is computed from favour the other: p is no evidence for this difference"
-                )
+        for remark in _list_suite_remarks(comparison, suite, sides):
+            yield f"{suite.name}: {remark}"
+
+
+def _list_suite_remarks(
+    comparison: Comparison, suite: SuiteComparison, sides: tuple[str, str]
+) -> Iterator[str]:
+    yield from _list_option_remarks(suite)
+    words = f"{sides[0]} run", f"{sides[1]} run"
+    missing = find_missing_samples(comparison, suite.name, words)
+    yield from [missing] if missing is not None else _list_row_remarks(suite, sides)
+    for side, run in zip(words, (comparison.left, comparison.right), strict=True):
+        if cut := run[suite.name].truncated:
+            yield f"{_count_rows(cut)} had prompts that the {side} cut to fit"
+    for metric in suite.metrics:
+        if metric.is_contradicted:
+            better = sides[metric.winner == "right"]
+            yield (
+                f"{metric.name} is better in the {better} run, and the rows that p is computed "
+                "from favour the other: p is no evidence for this difference"
+            )
 
 
 def shorten(text: str | None, length: int = _TEXT) -> str:

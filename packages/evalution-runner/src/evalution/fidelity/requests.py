@@ -74,11 +74,15 @@ class Document:
 
 @dataclass(frozen=True, slots=True)
 class PreparedSuite:
-    """A suite's documents, under the name that it has in the result."""
+    """A suite's documents, under the name that it has in the result.
+
+    `failed` generations have no window, as the reference failed to complete them.
+    """
 
     name: str
     kind: Literal["generation", "loglikelihood", "rolling"]
     documents: Sequence[Document]
+    failed: int = 0
 
     @property
     def windows(self) -> list[Window]:
@@ -104,7 +108,7 @@ def prepare_suite(
         documents = [
             Document(at, windows=[part], prompt=_begin(part)) for at, part in enumerate(windows)
         ]
-    return PreparedSuite(name, suite.request_kind.value, documents)
+    return PreparedSuite(name, suite.request_kind.value, documents, preparation.failed)
 
 
 class _Preparation:
@@ -114,6 +118,7 @@ class _Preparation:
         self._encoder = RequestEncoder(codec)
         self._window = window
         self._complete = complete
+        self.failed = 0
 
     def read(self, samples: Iterable[Sample]) -> Iterator[Document]:
         waiting: list[tuple[Document, list[GenerationRequest]]] = []
@@ -143,7 +148,9 @@ class _Preparation:
         for document, prompts in waiting:
             for position, prompt in enumerate(prompts):
                 ids = list(prompt.input_ids or ())
-                if completion := next(completions):
+                completion = next(completions)
+                self.failed += completion is None
+                if completion:
                     document.windows.append(Window([*ids, *completion], len(ids), position))
             if document.windows:
                 document.prompt = _begin(document.windows[0])

@@ -54,7 +54,7 @@ class Divergence:
     no finite value; they count in the quantiles. At `excluded` of them it is the text's own token.
     At `reverse_infinite` positions the reference excludes a token that the side doesn't. Each mean
     is over the positions where its figure is finite. Positions of the `failed` windows, which a
-    side gave no rows of, are in no figure.
+    side gave no rows of or the reference no completion for, are in no figure.
     """
 
     positions: int

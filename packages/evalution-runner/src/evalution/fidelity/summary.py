@@ -157,6 +157,7 @@ class _Compared:
         self._failed = 0
 
     def add(self, suite: PreparedSuite, windows: Sequence[WindowComparison]) -> None:
+        self._failed += suite.failed
         pairs = enumerate(_pair_windows(suite, windows))
         for at, (document, window, comparison) in pairs:
             if comparison.figures is None:

@@ -164,10 +164,15 @@ def _describe_cost(result: FidelityResult) -> str:
 
 def _describe_contrast(result: FidelityResult, whole: SuiteFidelity, contrast: Estimate) -> str:
     assert whole.control is not None
-    control = whole.control.divergence
-    bound = "at least " if control.is_lower_bound else ""
-    floor = f"beyond the {bound}{format_nats(control.kl.value)} that changing the engine costs"
+    candidate, control = whole.candidate.divergence, whole.control.divergence
     value, change = _add_unit(contrast), _name_change(result)
+    if candidate.is_lower_bound or control.is_lower_bound:
+        return (
+            f"{change} and the engine can't be separated: the candidate lies "
+            f"{format_kl(candidate)} nats from the reference, the control {format_kl(control)}, "
+            "and a difference is no bound where one of these is a lower bound."
+        )
+    floor = f"beyond the {format_nats(control.kl.value)} that changing the engine costs"
     if contrast.low is not None and contrast.high is not None:
         if contrast.low <= 0 <= contrast.high:
             return f"{change} cost nothing that is clear of zero: {value} {floor}."
@@ -194,17 +199,13 @@ def _describe_doubt(result: FidelityResult) -> Iterator[str]:
             "reference calls a token impossible that the candidate doesn't: the reverse KL is "
             "infinite there, and its mean leaves them out."
         )
-    if divergence.kl.low is None:
+    if divergence.kl.low is None and math.isfinite(divergence.kl.value):
         yield "There is no interval: it takes at least two documents to estimate one."
     contrast = whole.contrast
     if contrast is not None and contrast.value == contrast.low == contrast.high == 0.0:
         yield (
             "Candidate and control are equally far from the reference everywhere: make sure that "
             "they weren't given the same file."
-        )
-    if whole.contrast is not None and divergence.is_lower_bound:
-        yield (
-            "Candidate and control are both lower bounds, so their difference is no bound itself."
         )
 
 

@@ -35,7 +35,8 @@ class Differences:
     `largest` and `rms` are of the log-probabilities of tokens, in nats; of a generation those
     before the texts part. `changed` is the mean share of requests whose answer differs in any way,
     `rows` how many rows differ between any two passes. `flips` and `texts` are the most questions
-    with another answer, and the most greedy texts that differ, between two passes.
+    with another answer, and the most greedy texts that differ, between two passes. `tokens` counts
+    the log-probabilities that were compared; None in an older result.
     """
 
     pairs: int
@@ -45,6 +46,7 @@ class Differences:
     rows: int
     flips: int
     texts: int
+    tokens: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -142,6 +142,7 @@ class PassComparison:
             rows=len({row for pair in pairs for row, far in pair.distances.items() if far}),
             flips=max(pair.flips for pair in pairs),
             texts=max(pair.texts for pair in pairs),
+            tokens=sum(pair.tokens for pair in pairs),
         )
         return found, square
 

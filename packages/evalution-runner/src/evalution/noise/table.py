@@ -69,8 +69,8 @@ def make_noise_table(result: NoiseResult, *, width: int) -> Table:
 def _make_cells(result: NoiseResult, found: Differences, share: float | None) -> dict[str, str]:
     return {
         "changed": format_share(found.changed),
-        "largest |Δ|": format_nats(found.largest),
-        "RMS Δ": format_nats(found.rms),
+        "largest |Δ|": "–" if found.tokens == 0 else format_nats(found.largest),
+        "RMS Δ": "–" if found.tokens == 0 else format_nats(found.rms),
         "flips": f"{found.flips}/{result.questions}" if result.questions else "–",
         "texts": f"{found.texts}/{result.completions}" if result.completions else "–",
         "share": "–" if share is None else format_share(share),
@@ -103,6 +103,8 @@ def list_verdicts(result: NoiseResult) -> Iterator[str]:
 
 
 def _explain(result: NoiseResult, verdict: str) -> str:
+    if verdict == DETERMINISTIC and result.repeats.tokens == 0:
+        return "no condition changes a text; the engine gave no log-probabilities to compare."
     if verdict in _MEANINGS:
         return _MEANINGS[verdict]
     if verdict == RANDOM:

@@ -70,6 +70,8 @@ def list_verdict(result: ParityResult) -> Iterator[str]:
     """One line if all is within the tolerance, else a line for each complaint."""
     if result.is_within:
         yield f"within the tolerance of {result.tolerance.logprob:g} per token"
+    if texts := [suite.name for suite in result.suites if not (suite.tokens or suite.sums)]:
+        yield f"only texts were compared, as a side gave no log-probabilities: {', '.join(texts)}"
     for complaint in result.complaints:
         yield f"outside the tolerance: {complaint}"
 
