@@ -32,7 +32,8 @@ from evalution.comparison.comparison import (
     Pairing,
     SuiteComparison,
 )
-from evalution.comparison.gate import Policy, decide
+from evalution.comparison.gate import decide
+from evalution.comparison.policy import Policy
 from evalution.comparison.significance import (
     PairedTest,
     clustered_t_test,

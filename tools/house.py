@@ -26,8 +26,8 @@ from lint_imports import source_folders
 ROOT = Path(__file__).parents[1]
 CORE = "evalution_core"
 
-MODULES, LINES = 440, 83_400
-PACKAGE_MODULES = {"evalution": 185, "evalution_enginekit": 33}
+MODULES, LINES = 441, 83_600
+PACKAGE_MODULES = {"evalution": 186, "evalution_enginekit": 33}
 MODULE_CEILING, MODULE_FLOOR, FUNCTION_CEILING, CORE_CEILING = 500, 40, 50, 1_230
 CORE_NAMES, ROW_MODULES = 32, 25
 REASON = "own module"

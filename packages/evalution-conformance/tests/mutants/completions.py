@@ -6,9 +6,15 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from evalution_core import GenerationOutput, GenerationRequest, InvalidRequestError
-from mutants.catalogue import session_fault
-from mutants.toy import ToySession
+from evalution_core import (
+    BaseInferenceSession,
+    GenerationOutput,
+    GenerationRequest,
+    InvalidRequestError,
+    Model,
+)
+from mutants.catalogue import engine_fault, session_fault
+from mutants.toy import Toy, ToySession
 
 
 @session_fault("test_a_batch_answers_as_its_requests_alone")
@@ -310,6 +316,19 @@ class HeedsEosAnyway(ToySession):
 
     def change_request(self, request: GenerationRequest) -> GenerationRequest:
         return replace(request, ignore_eos=False)
+
+
+@engine_fault("test_ignore_eos_generates_on")
+class EndsAtADefault(Toy):
+    """An answer ends after the 256 tokens that a runtime generates where nothing is asked."""
+
+    def build(self, model: Model) -> BaseInferenceSession:
+        return _Capped(replace(self, max_model_len=1024), model)
+
+
+class _Capped(ToySession):
+    def change_request(self, request: GenerationRequest) -> GenerationRequest:
+        return replace(request, max_new_tokens=min(request.max_new_tokens, 256))
 
 
 @session_fault("test_a_stop_string_is_cut", "test_a_delta_is_never_taken_back")

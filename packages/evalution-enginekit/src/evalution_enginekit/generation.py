@@ -475,7 +475,7 @@ class GenerationLoop:
         with self._thread.lock:
             for key, running in list(self._running.items()):
                 if key not in self._late:
-                    text = "the engine ended generation before this request was finished"
+                    text = "the engine ended generation before max_new_tokens or one of stop_ids"
                     error = EngineRuntimeError(text, in_flight=[running.key])
                     running.stream.deliver(key, RequestFailure(error, running.job.metadata))
                 self._release(key)

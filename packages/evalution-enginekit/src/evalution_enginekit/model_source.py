@@ -36,10 +36,13 @@ def model_identity(model: Model, folder: Path, weights: Sequence[str]) -> dict[s
     files are taken without being named, also those of a `subfolder`. Files of a tokenizer that lies
     elsewhere are `tokenizer/<name>`, and what `list_identity_arguments` returns is there too.
 
-    None where the tokenizer can't be identified by content: it is an object of the caller's, or
-    comes from the Hub.
+    None where that isn't all that answers: no file matches `weights`, or the tokenizer is an object
+    of the caller's, or comes from the Hub.
     """
     if not (model.tokenizer is None or isinstance(model.tokenizer, str)):
+        return None
+    inside = model.model_kwargs.get("subfolder") or ""
+    if weights and not _match_files(folder / inside, weights):
         return None
     named, given = find_tokenizer_name(model), model.tokenizer_kwargs
     path = folder if named is None else Path(named).expanduser()
@@ -49,7 +52,7 @@ def model_identity(model: Model, folder: Path, weights: Sequence[str]) -> dict[s
     gguf = [Path(given["gguf_file"]).name] if "gguf_file" in given else []
     describing = (*_DESCRIBING_FILES, *gguf)
     parts = {"": _match_files(folder, (*weights, *describing))}
-    if inside := model.model_kwargs.get("subfolder"):
+    if inside:
         parts[f"{inside}/"] = _match_files(folder / inside, (*weights, *describing))
     if named is not None:
         parts["tokenizer/"] = _match_files(place, describing) | {path} - {place}

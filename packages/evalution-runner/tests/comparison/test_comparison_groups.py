@@ -11,7 +11,8 @@ import pytest
 
 from evalution.comparison import compare
 from evalution.comparison.comparison import SuiteComparison
-from evalution.comparison.gate import Check, Policy, decide
+from evalution.comparison.gate import Check, decide
+from evalution.comparison.policy import Policy
 from evalution.comparison.significance import (
     PairedTest,
     clustered_t_test,

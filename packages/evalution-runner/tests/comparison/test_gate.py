@@ -16,14 +16,8 @@ from typer.testing import CliRunner, Result
 import evalution
 from evalution.cli.program import app
 from evalution.comparison import compare
-from evalution.comparison.gate import (
-    Check,
-    Decision,
-    Policy,
-    SuitePolicy,
-    decide,
-    read_policy,
-)
+from evalution.comparison.gate import Check, Decision, decide
+from evalution.comparison.policy import Policy, SuitePolicy, read_policy
 from evalution.comparison.significance import clustered_t_test
 from evalution.comparison.table import describe_decision, make_gate_table
 from evalution.fidelity.measurement import FidelityOptions, measure_fidelity
@@ -371,6 +365,20 @@ def test_sides_that_are_judged_by_other_rules_decide_nothing(
     )
 
 
+def test_margin_that_no_loss_can_exceed_is_refused() -> None:
+    before, after = make_run([1.0] * 400), make_run([0.0] * 400)
+    metrics = before.suites[0].metrics
+    metrics["acc"] = replace(metrics["acc"], row_range=(0.0, 1.0))
+    found = compare(before, after)
+    with pytest.raises(ConfigurationError) as caught:
+        decide(Policy(loss=1.0), found)
+    assert str(caught.value) == (
+        "no candidate could lose more than the margin of 1 in suite 's': acc goes from 0 to 1, and "
+        "one point of a hundred is 0.01"
+    )
+    assert decide(Policy(loss=0.9), found).verdict == "block"
+
+
 def test_each_suite_of_a_measurement_is_held_against_the_margin(
     measurement: FidelityResult,
 ) -> None:
@@ -518,18 +526,24 @@ def test_command_prints_the_checks_and_leaves_with_the_verdicts_status(
     def call(*words: str) -> Result:
         return CliRunner().invoke(app, ["gate", *folders, *words])
 
+    done = call("--loss", "0.5", "--kl", "0.1", "--junit", str(tmp_path / "a" / "results.json"))
+    assert done.exit_code == 2
+    assert "results.json is there already, and no JUnit; name another --junit" in done.output
+    (tmp_path / "gate.xml").write_text("<testsuite/>")
     done = call("--loss", "0.5", "--kl", "0.1", "--junit", str(tmp_path / "gate.xml"))
     assert done.exit_code == 0
     remark = "only in the candidate run: more"
     assert {"baseline:", "candidate:"} < {line.split(" ")[0] for line in done.output.splitlines()}
     assert remark in done.output.splitlines()
-    assert done.output.splitlines()[-1] == "ship: every loss is within its margin (2 checks)"
+    *_, verdict, doubt = done.output.splitlines()
+    assert verdict == "ship: every loss is within its margin (2 checks)"
+    assert doubt == "m, kl: damage that fewer than 0.34 of all documents have may be unseen"
     assert ElementTree.parse(tmp_path / "gate.xml").getroot().get("tests") == "2"
     assert call("--loss", "0", "--kl", "1").exit_code == 4
     found = json.loads(call("--loss", "0", "--kl", "1", "--json").stdout)
     assert (found["verdict"], found["remarks"]) == ("undecided", [remark])
     for option, unjudged in (("--kl", "the two runs"), ("--loss", "the fidelity measurements")):
-        done = call(option, "1")
+        done = call(option, "0.9")
         assert done.exit_code == 2
         assert f"the policy has no margin for {unjudged}: `loss` or `suites`" in done.output
     alone = CliRunner().invoke(app, ["gate", folders[0], "--loss", "1"])

@@ -208,6 +208,22 @@ def test_finished_run_is_left_to_suites_that_it_had(tmp_path: Path) -> None:
     assert files(tmp_path) == before
 
 
+def test_fresh_start_that_opens_no_model_leaves_the_run_that_was_there(
+    counted: Any, tmp_path: Path
+) -> None:
+    engine = counted.engine()
+    evalution.run(engine=engine, model="m", tests=suites(), output=tmp_path)
+    before = files(tmp_path)
+    with pytest.raises(ConfigurationError, match="max_model_len=100000 must be between"):
+        evalution.run(
+            engine=evalution.engines.Reference(max_model_len=100_000),
+            model="builtin:tiny", tests=suites()[:1], output=tmp_path, fresh=True,
+        )  # fmt: skip
+    assert files(tmp_path) == before
+    evalution.run(engine=engine, model="m", tests=suites(), output=tmp_path)
+    assert len(counted.computed) == 30
+
+
 def test_fresh_start_leaves_nothing_of_the_run_that_was_there(counted: Any, tmp_path: Path) -> None:
     evalution.run(engine=counted.engine(), model="m", tests=suites(), output=tmp_path)
     result = evalution.run(

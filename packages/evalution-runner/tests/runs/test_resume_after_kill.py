@@ -267,13 +267,13 @@ def test_run_with_a_damaged_journal_computes_its_answers_again(
     assert last.status == 0
     assert last.computed == Counter(EVERY)
     found = json.loads(results(folder))
-    (notice,) = found["notices"]
+    notice, *others = found["notices"]
     assert notice.startswith(f"the journal {journal} is damaged: ")
     assert "of its answers have to be computed again" in notice
     assert (
         f"the samples that were written are now in {folder / 'samples.damaged-1.jsonl'}" in notice
     )
     expected = json.loads(results(whole.folder))
-    assert found == expected | {"notices": [notice]}
+    assert found | {"notices": others} == expected
     samples = "samples.jsonl"
     assert (folder / samples).read_bytes() == (whole.folder / samples).read_bytes()

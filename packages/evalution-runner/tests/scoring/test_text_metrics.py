@@ -1,7 +1,8 @@
 from __future__ import annotations
 
 import sys
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, ClassVar
 
 import pytest
 from hypothesis import given
@@ -15,6 +16,7 @@ from evalution.scoring.text_metrics import (
     ChrF,
     Contains,
     EditSimilarity,
+    MetricStep,
     Number,
     RegexMatch,
     RougeL,
@@ -165,6 +167,21 @@ def test_every_spelling_of_a_number_is_that_number(number: int, zeros: int) -> N
         ("the answer is Berlin", "[none]"),
         ("I think so", "[none]"),
         ("", "[none]"),
+        ("<answer>B</answer>", "B"),
+        (r"The answer is \text{B}", "B"),
+        ("A. Paris - no.\nB. London - yes.\n\nSo it's B.", "B"),
+        ("A. Paris\nB. London", "[none]"),
+        ("The answer must be B", "B"),
+        ("答案是B", "B"),
+        ("Die richtige Antwort ist B.", "B"),
+        ("Respuesta: (B)", "B"),
+        ("Solution: B", "B"),
+        ("The answer is B, A is wrong", "B"),
+        ("Answer: B or C", "[none]"),
+        ("Answer: A, B", "[none]"),
+        ("The correct answer is not (A).", "[none]"),
+        ("Answer: I don't know", "[none]"),
+        ("Answer: I", "I"),
     ],
 )
 def test_letter_that_an_answer_chooses(answer: str, letter: str) -> None:
@@ -369,3 +386,20 @@ def test_small_changes_that_make_an_answer_right() -> None:
     ]
     assert [*describe_near_misses({RIGHT: 90, lower: 9}, 100)] == []
     assert [*describe_near_misses({}, 0)] == []
+
+
+@dataclass(frozen=True)
+class Worth(MetricStep):
+    """A metric of one's own."""
+
+    name: ClassVar[str] = "worth"
+    share: float = 0.5
+
+    def grade(self, found: str, target: str) -> float:
+        return self.share
+
+
+def test_metric_of_ones_own_is_recorded_with_its_options() -> None:
+    """Or sides that differ in them alone would count as judged alike."""
+    (shown,) = TEXT_METRICS.to_yaml([Worth(0.25)])
+    assert shown == {f"<{__name__}.Worth>": {"share": 0.25}}

@@ -362,6 +362,32 @@ def test_low_exact_match_says_what_would_raise_it(run_answers: Any) -> None:
     assert run_answers([("3 + 4 = 7", "7")], metrics=["number"]).notices == []
 
 
+CUT = "aren't right and reached max_new_tokens (2), so the answer may be cut off; raise it then"
+
+
+def test_what_goes_on_behind_a_letter_or_a_number_is_named(run_answers: Any) -> None:
+    goes_on = [(" B\n\nQ: Which?\nAnswer: C", "B")] * 20
+    assert run_answers(goes_on, metrics=["choice_letter"]).notices == [
+        r'sums: 0 of 20 are right; 20 would be up to the first blank line (stop: ["\n\n"])'
+    ]
+    goes_on = [(" 7\n\nQ: 8 + 1?\nA: 9", "7"), ("no digits", "7"), ("7", "7")]
+    assert run_answers(goes_on, metrics=["number"]).notices == [
+        "sums: 1 of 3 samples hold nothing that number finds",
+        r'sums: 1 of 3 are right; 2 would be up to the first blank line (stop: ["\n\n"])',
+    ]
+
+
+def test_answers_that_are_empty_or_cut_off_are_counted(run_answers: Any) -> None:
+    pairs = [("", "7"), (" ", "7"), ("7", "7"), ("", "")]
+    assert "sums: 2 of 4 samples are empty answers" in run_answers(pairs).notices
+    suite = Generation(data=[{"q": "1", "a": "7"}], prompt="q", target="a", max_new_tokens=2)
+    sample = next(suite.samples())
+    for text, remarks in (("7", ["are right"]), ("70", [CUT])):
+        found = suite.score(sample, [GenerationOutput("1", text, finish_reason="length")])
+        assert list(found.remarks) == remarks
+        assert ("finish_reason" in found.extracted) == (text == "70")
+
+
 def test_number_is_no_advice_where_it_would_refuse_a_target(run_answers: Any) -> None:
     pairs = [("It was Apollo 11", "11"), ("Paris", "Paris"), ("Rome", "Berlin")]
     assert run_answers(pairs).notices == []

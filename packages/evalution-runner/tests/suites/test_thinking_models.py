@@ -92,10 +92,13 @@ def test_an_answer_is_taken_from_behind_the_thought(thinker: Any) -> None:
     assert found.notices == [ABSENT, UNFINISHED]
 
 
-def test_without_the_option_thoughts_are_not_mentioned(thinker: Any) -> None:
+def test_without_the_option_a_notice_counts_the_wrong_answers_with_a_thought(thinker: Any) -> None:
     found = run(thinker(), stop=[])
     assert found.notices == [
-        r'sums: 0 of 3 are right; 1 would be up to the first blank line (stop: ["\n\n"])'
+        "sums: 1 of 3 samples aren't right and reached max_new_tokens (256), so the answer may be "
+        "cut off; raise it then",
+        f"sums: 1 of 3 samples contain {END}, so the thought is graded too; set think_end_token",
+        r'sums: 0 of 3 are right; 1 would be up to the first blank line (stop: ["\n\n"])',
     ]
     assert found["sums"].samples[0].extracted == {"exact_match": WRITTEN["1 + 1?"][0]}
 

@@ -218,7 +218,7 @@ def test_run_is_listed_while_its_model_is_loaded(client: TestClient, tmp_path: P
     newest, *others = read(client, "/api/runs")["runs"]
     assert (newest["id"], newest["status"], newest["label"]) == ("new", "loading", "m on Mock")
     assert (newest["progress"]["total"], newest["scores"]) == (13, [])
-    assert [run["label"] for run in others] == ["my model on Mock"] * 2
+    assert [run["label"] for run in others] == ["my model on Mock, b", "my model on Mock, a"]
     assert read(client, "/api/runs/new")["suites"] == []
     (folder / PROGRESS).unlink()
     *_, gone = read(client, "/api/runs")["runs"]

@@ -37,6 +37,7 @@ _RENAMED = b"blk.0.ffn_down.weight", b"blk.0.ffn_dowm.weight"
 """The weight's name in a GGUF file, and another of the same length."""
 
 _WEIGHTS = (".safetensors", ".gguf")
+"""Endings of weights; where no file has one, the largest file is taken for them."""
 _COPIED_BYTES = 1 << 24
 
 
@@ -49,7 +50,8 @@ def copy_with_another_weight(model: Model) -> Generator[Model | None]:
     # Where `builtin:tiny` is a GGUF file, it is the one in float32.
     found = (file for file in (source, *source.rglob("*")) if file.name != "tiny-q8_0.gguf")
     files = [file for file in found if file.is_file()]
-    weights = [file for file in files if file.suffix in _WEIGHTS]
+    largest = sorted(files, key=lambda file: file.stat().st_size)[-1:]
+    weights = [file for file in files if file.suffix in _WEIGHTS] or largest
     if not weights or sum(file.stat().st_size for file in files) > _COPIED_BYTES:
         yield None
         return

@@ -13,7 +13,8 @@ from evalution import comparison
 from evalution.cli.errors import EXIT_OUTSIDE, EXIT_UNDECIDED, report_errors
 from evalution.cli.options import DebugOption, JsonOption
 from evalution.comparison import table
-from evalution.comparison.gate import SIDES, Policy, decide, read_policy
+from evalution.comparison.gate import SIDES, decide
+from evalution.comparison.policy import Policy, read_policy
 from evalution.fidelity import candidates
 from evalution.fidelity.store import FIDELITY_FILE, read_fidelity
 from evalution.result_file import write_whole
@@ -21,7 +22,7 @@ from evalution.results import RunResult, to_json
 from evalution.runs.reader import read_run
 from evalution.runs.store import RESULTS
 from evalution.table import make_console
-from evalution.user_input import parse_path
+from evalution.user_input import parse_path, read_beginning
 from evalution_core import ConfigurationError
 
 _FLIPS_SHOWN = 10
@@ -130,6 +131,10 @@ def gate(
         rules = replace(
             rules, **{name: value for name, value in given.items() if value is not None}
         )
+        if junit is not None and junit.is_file() and read_beginning(junit, 10) != b"<testsuite":
+            raise ConfigurationError(
+                f"{junit} is there already, and no JUnit; name another --junit"
+            )
         found, measurements = _read_sides(folders)
         decision = decide(rules, found, [read_fidelity(path) for path in measurements])
         if junit is not None:

@@ -10,12 +10,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass, field, replace
-from pathlib import Path
-from typing import Annotated, Any, ClassVar, Literal
+from dataclasses import asdict, dataclass, replace
+from typing import Any, Literal
 from xml.etree import ElementTree
-
-from pydantic import Field
 
 from evalution.comparison.comparison import (
     Comparison,
@@ -24,13 +21,12 @@ from evalution.comparison.comparison import (
     SuiteComparison,
     find_missing_samples,
 )
+from evalution.comparison.policy import Policy, SuitePolicy
 from evalution.comparison.significance import make_score_interval, widen_end
 from evalution.fidelity.result import Estimate, FidelityResult, SuiteFidelity
-from evalution.results import is_other_model
+from evalution.results import MetricResult, is_other_model
 from evalution.scoring.intervals import CONFIDENCE
-from evalution.yaml_spec.yaml_file import as_mapping, read_yaml
 from evalution_core import ConfigurationError
-from evalution_core.options import check_option_names, parse_options
 from evalution_core.plugins import did_you_mean
 
 SCHEMA_VERSION = 1
@@ -44,57 +40,6 @@ _JUDGING = frozenset(
 """Options of a suite that decide which answers are right."""
 
 Verdict = Literal["ship", "undecided", "block"]
-Margin = Annotated[float, Field(ge=0.0, allow_inf_nan=False)]
-
-
-@dataclass(frozen=True, kw_only=True)
-class SuitePolicy:
-    """Margin, metric and weight of one suite."""
-
-    declared_as: ClassVar[str] = "the gate's"
-
-    loss: Annotated[Margin | None, Field(description="Margin, in place of the general one.")] = None
-    metric: Annotated[str | None, Field(description="Metric that counts, if not the first.")] = None
-    advisory: Annotated[bool, Field(description="Show the check, and decide without it.")] = False
-
-
-@dataclass(frozen=True, kw_only=True)
-class Policy:
-    """The largest loss of each kind that a candidate may have.
-
-    Without `loss`, the suites that are named are checked, each of which needs a margin of its own.
-    """
-
-    declared_as: ClassVar[str] = "the gate's"
-
-    loss: Annotated[Margin | None, Field(description="Of each suite, in units of its metric.")] = (
-        None
-    )
-    suites: Annotated[
-        dict[str, SuitePolicy], Field(description="Suites with rules of their own, by name.")
-    ] = field(default_factory=dict[str, SuitePolicy])
-    kl: Annotated[
-        Margin | None,
-        Field(description="Mean KL divergence in nats; beyond the control's, where one was run."),
-    ] = None
-    log_ppl_ratio: Annotated[
-        Margin | None, Field(description="Logarithm of the ratio of perplexities.")
-    ] = None
-    other_top: Annotated[
-        Margin | None, Field(description="Share of positions with another likeliest token.")
-    ] = None
-
-
-def read_policy(path: Path) -> Policy:
-    """Return the policy of a YAML file.
-
-    Raises:
-        ConfigurationError: the file can't be read, or a name or a value in it is wrong.
-    """
-    found = as_mapping(read_yaml(path), f"the policy {path}")
-    for name, rule in as_mapping(found.get("suites", {}), f"'suites' of {path}").items():
-        check_option_names(SuitePolicy, as_mapping(rule, f"suite {name!r} of {path}"))
-    return Policy(**parse_options(Policy, found))
 
 
 @dataclass(frozen=True, slots=True)
@@ -331,6 +276,7 @@ def _list_losses(policy: Policy, comparison: Comparison) -> Iterator[_Loss]:
                 f"suite {name!r} has no metric {metric!r}{did_you_mean(metric, suite.metrics)} "
                 f"(metrics: {', '.join(suite.metrics) or 'none'})"
             )
+        _check_margin(name, metric, margin, suite.metrics[metric])
         found = compared.get(name)
         metrics = {} if found is None else {each.name: each for each in found.metrics}
         obstacle = f"the candidate's run lacks the suite; it is {comparison.right.status}"
@@ -338,6 +284,18 @@ def _list_losses(policy: Policy, comparison: Comparison) -> Iterator[_Loss]:
             obstacle = _find_obstacle(comparison, found, metrics[metric])
         loss = _read_loss(name, metric, margin, metrics.get(metric))
         yield replace(loss, obstacle=obstacle, advisory=rule.advisory)
+
+
+def _check_margin(suite: str, name: str, margin: float, metric: MetricResult) -> None:
+    """Raise `ConfigurationError` for a margin that no loss can exceed."""
+    ends = metric.row_range
+    least, largest = ends if isinstance(ends, tuple) else (None, None)
+    if least is not None and largest is not None and margin >= largest - least:
+        raise ConfigurationError(
+            f"no candidate could lose more than the margin of {margin:g} in suite {suite!r}: "
+            f"{name} goes from {least:g} to {largest:g}, and one point of a hundred is "
+            f"{(largest - least) / 100:g}"
+        )
 
 
 def _read_loss(suite: str, name: str, margin: float, metric: MetricComparison | None) -> _Loss:

@@ -243,6 +243,9 @@ def describe_decision(decision: Decision) -> Iterator[str]:
     if decision.verdict == "ship":
         count = f"{len(deciding)} check{'' if len(deciding) == 1 else 's'}"
         yield f"ship: every loss is within its margin ({count})"
+        for check in deciding:
+            if doubt := check.reason.partition("; ")[2]:
+                yield f"{check.subject}, {check.figure}: {doubt}"
         return
     for check in deciding:
         yield f"{decision.verdict}: {check.subject}, {check.figure}: {check.reason}"

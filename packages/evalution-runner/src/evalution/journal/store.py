@@ -227,6 +227,14 @@ class Journal:
             found = self._connection.execute(query, sections).fetchall()
         return {section: json.loads(text) for section, text in found}
 
+    def clear(self) -> None:
+        """Forget all answers, and what was declared."""
+        with self._lock, journal_errors(self.path):
+            with transaction(self._connection):
+                for table in ("answers", "declared"):
+                    self._connection.execute(f"DELETE FROM {table}")
+            self._connection.execute("VACUUM")
+
     def has_answers(self, suite: str) -> bool:
         """True if an answer of that suite was recorded, here or before; reads the file once."""
         with self._lock:

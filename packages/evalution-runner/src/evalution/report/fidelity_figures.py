@@ -17,7 +17,7 @@ _DECADES_NAMED = 6
 _WIDENING = 4
 """Bins that grow by more than this factor stand on a logarithmic axis."""
 _SIDES = tuple(
-    RunLabel(position, name, "", "", (), None, name)
+    RunLabel(position, name, "", "", (), name)
     for position, name in enumerate(("candidate", "control"))
 )
 

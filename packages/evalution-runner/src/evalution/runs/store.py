@@ -25,6 +25,7 @@ from evalution.runs.run_identity import (
     is_asked,
     to_section,
 )
+from evalution.sample_columns import SampleIndex
 from evalution.samples_file import SAMPLES, SamplesFile, write_errors
 from evalution.user_input import parse_path
 from evalution_core import BaseEngine, ConfigurationError, EvalutionError, Model
@@ -42,7 +43,7 @@ class RunFolder:
     """A folder to be filled, or one whose run goes on; of a finished one, what has changed since.
 
     Args:
-        fresh: remove the run that is there.
+        fresh: replace the run that is there, by `begin`: until then nothing of it is lost.
 
     Raises:
         ConfigurationError: it can't be made or written, holds a run that can't go on, or files of
@@ -59,15 +60,20 @@ class RunFolder:
             _check_foreign(path)
             if not fresh:
                 _check_journal(path)
-            self.is_resumed = journal.exists() and not fresh
-            if fresh:
-                Journal.delete(journal)
-            for name in (RESULTS, SAMPLES) if fresh else ():
-                (path / name).unlink(missing_ok=True)
-            self.journal = Journal.open(journal) if self.is_resumed else Journal.create(journal)
+            self.is_fresh, self._is_known = fresh, journal.exists()
+            self.journal = Journal.open(journal) if self._is_known else Journal.create(journal)
             if self.journal.notice is not None:
                 self.journal.notice += _keep_samples(path)
         weakref.finalize(self, self.journal.close)
+
+    def begin(self, declared: Mapping[str, Any]) -> None:
+        """Remove the run that a fresh one replaces, and note what that one declares."""
+        with write_errors(self.path):
+            SampleIndex(self.samples_file).delete()
+            for file in (self.path / RESULTS, self.samples_file):
+                file.unlink(missing_ok=True)
+        self.journal.clear()
+        self.journal.declare(declared)
 
     @property
     def samples_file(self) -> Path:
@@ -99,7 +105,7 @@ class RunFolder:
     def discard(self) -> None:
         """Remove what was made, for a run that never began."""
         self.close()
-        if self.is_resumed:
+        if self._is_known:
             return
         Journal.delete(self.path / JOURNAL)
         if self.is_new and not any(self.path.iterdir()):  # a backend may have left something
@@ -233,6 +239,7 @@ class RunStore:
         self._folder: RunFolder | None = None
         self._cache: Journal | None = None
         self._base: AnswerBase | None = None
+        self._declared: Mapping[str, Any] = {}
         self._samples: list[SampleResult] = []
         self.can_resume = False
         """True if a later run may take up the answers in the folder; known once the session is."""
@@ -265,9 +272,11 @@ class RunStore:
             self._folder = folder = open_folder(output, fresh=self._options.fresh)
             undo.callback(self.discard)
             if folder is not None:
-                if not (is_whole or self._options.retry_failed):
+                if not (is_whole or self._options.retry_failed or folder.is_fresh):
                     _check_unfinished(folder.path)
-                self._check(folder, declared, suites, is_whole=is_whole)
+                self._declared = {RUN: declared, **{to_section(n): s for n, s in suites.items()}}
+                if not folder.is_fresh:
+                    self._check(folder, declared, suites, is_whole=is_whole)
                 self._add_notice(folder.journal)
             if self._options.cache is not None:
                 self._cache = _open_cache(parse_path(os.fspath(self._options.cache)))
@@ -284,6 +293,8 @@ class RunStore:
         """
         self._base = base
         if self._folder is not None:
+            if self._folder.is_fresh:
+                self._folder.begin(self._declared)
             self._check_answering(self._folder, record)
         if self._cache is not None and not base.is_shareable:
             self._notices.append(

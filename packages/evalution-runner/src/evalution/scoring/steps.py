@@ -58,7 +58,7 @@ class StepKinds(Generic[S]):
         return [self._parse_one(declared)]
 
     def to_yaml(self, steps: object) -> list[Any]:
-        """The form in which a spec declares the steps; a class of one's own has its name alone."""
+        """The form in which a spec declares the steps; one of one's own has its class as a name."""
         return [self._declare(step) for step in cast(Sequence[S], steps)]
 
     def describe(self) -> dict[str, str]:
@@ -114,7 +114,11 @@ class StepKinds(Generic[S]):
                     option.name: getattr(step, option.name) for option in option_fields(kind)
                 }
                 return {name: options} if options else name
-        return f"<{type(step).__module__}.{type(step).__qualname__}>"
+        name = f"<{type(step).__module__}.{type(step).__qualname__}>"
+        if not isinstance(step, Step):
+            return name
+        found = {option.name: getattr(step, option.name) for option in option_fields(type(step))}
+        return {name: found} if found else name
 
     def _list_names(self) -> str:
         return f"{self.what}s: {', '.join(self.kinds)}"

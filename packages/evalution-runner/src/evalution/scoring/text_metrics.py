@@ -284,17 +284,26 @@ def _load_levenshtein() -> Any:
 
 
 _ALONE = re.compile(r"[\W_]*([A-Za-z])[\W_]*")
-_CHOSEN = r"(?:\s+(?:is|would be))?)(?:[\s*_\"']*[:=])?[\s*_(\[\"'$\\]*([A-Z])(?!\w|'\w)"
+_OPEN = r"[\s*_(\[\"'$\\]*(?:\w+\{)?"
+_LISTED = r"[)\]*]*(?:\s*[,/]|\s+(?:or|and)\b)\s*[(\[*]*[A-Z]\b(?! [a-z])"
+_LETTER = rf"([A-Z])(?![\w&]|'\w|{_LISTED})(?!(?<=I) [a-z])"
+_CHOSEN = rf"(?:\s+(?:is|would be|must be|should be))?)(?:[\s*_\"']*[:=])?{_OPEN}{_LETTER}"
+_ANSWER = "Antwort|Respuesta|Réponse|Resposta|Risposta|Jawaban|Ответ|答案|回答|正解|정답|답"
 _LETTERS = (
     re.compile(r"\\boxed\{(?:\\\w+\{)?[\W_]*([A-Z])[\W_]*\}"),
+    re.compile(r"<answer>[\W_]*([A-Z])[\W_]*</answer>"),
     re.compile(rf"(?i:\b(?:answer|(?:best|correct|right) (?:option|choice)){_CHOSEN}"),
     re.compile(r"(?i:\b(?:answer is|answer:)\s*)([a-z])(?=[\W_]*(?:\n|\Z))"),
-    re.compile(r"\A[\W_]*([A-Z])(?:[.:,)\]*]|\s*\n)"),
+    re.compile(
+        rf"(?i:{_ANSWER})\s*(?:ist|es|est|é|è|adalah|是|は|는|은)?\s*[:\uff1a]?{_OPEN}{_LETTER}"
+    ),
+    re.compile(r"\A[\W_]*([A-Z])(?:[.:,)\]*](?!.*\n\s*[A-Z][.:)\]])|\s*\n)"),
     re.compile(r"\A[\W_]*([A-Z])\s+[-–—]\s(?!\s*[A-Z]\b|.*\n\s*[A-Z]\s+[-–—]\s)"),  # no list
     re.compile(r"\A[\W_]*([a-z])[.:)\]](?!\w)"),
     re.compile(r"\b([A-Z]) is (?:the )?(?:best|correct|right)\b"),
     re.compile(rf"(?i:\b(?:option|choice){_CHOSEN}"),
-    re.compile(r"[(\[*]([A-Z])[)\]*]"),
+    re.compile(rf"\b(?i:it(?:'s| is| must be)|so|solution:){_OPEN}{_LETTER}(?=[\W_]*(?:\n|\Z))"),
+    re.compile(r"(?<!\bnot )(?<!n't )[(\[*]([A-Z])[)\]*]"),
 )
 """Places where an answer names its choice, the surest first."""
 
@@ -403,6 +412,13 @@ def find_near_misses(answer: str, target: str, heads: Sequence[str]) -> list[str
         bool(_LAST_NUMBER.grade(_LAST_NUMBER.extract(answer), target)),
     )
     return [change for change, is_right in zip(NEAR_MISSES, won, strict=True) if is_right]
+
+
+def find_runs_on(worth: float, heads: Sequence[float]) -> list[str]:
+    """The remark on an answer; `heads` are the worths of its parts up to each of `ENDS`."""
+    if worth:
+        return [RIGHT]
+    return [_UP_TO[end] for end, value in zip(ENDS, heads, strict=True) if value]
 
 
 def has_number(target: str) -> bool:

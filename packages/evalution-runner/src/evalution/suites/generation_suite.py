@@ -28,14 +28,18 @@ from evalution.scoring.text_metrics import (
     ENDS,
     NEAR_MISSES,
     NO_NUMBER,
+    NOTHING,
     RIGHT,
     TEXT_METRICS,
+    ChoiceLetter,
     EditSimilarity,
     ExactMatch,
+    Number,
     TextMetric,
     TokenF1,
     describe_near_misses,
     find_near_misses,
+    find_runs_on,
     has_number,
 )
 from evalution.suites.judge import Judge
@@ -49,6 +53,7 @@ from evalution_core.requests import Message
 
 EXACT_MATCH = ExactMatch.name
 _EXACT_MATCH = ExactMatch()
+_THOUGHT_END = "</think>"
 _EMPTY_TARGET = (
     "have an empty target, for which an empty answer is right; fill it in unless that is meant "
     "(errors and unsaved formulas of a workbook are empty too)"
@@ -166,7 +171,9 @@ class GenerationSuite(PromptedSuite[AnswerSample, GenerationOutput]):
     def score(self, sample: AnswerSample, answers: Sequence[GenerationOutput]) -> Score:
         written = answers[0]
         if self.think_end_token is None:
-            return self.grade_answer(sample, written.text, written.text)
+            score = self.grade_answer(sample, written.text, written.text)
+            score.remarks = [*score.remarks, *self._list_doubts(sample, written, score)]
+            return score
         is_cut_off = written.finish_reason == "length"
         # Templates put blank lines behind the token; one that is blank itself is taken as it is.
         closing = self.think_end_token.rstrip() or self.think_end_token
@@ -190,6 +197,7 @@ class GenerationSuite(PromptedSuite[AnswerSample, GenerationOutput]):
         measures: dict[str, Measure] = {}
         remarks: list[str] = []
         takes_empty = False
+        heads = [answer.partition(end)[0] for end in ENDS]
         for name, (filters, metric) in self.find_gradings(sample.row).items():
             filtered = apply_filters(filters, answer)
             found = extracted[name] = metric.extract(filtered)
@@ -198,15 +206,15 @@ class GenerationSuite(PromptedSuite[AnswerSample, GenerationOutput]):
             if name == EXACT_MATCH and isinstance(metric, ExactMatch):
                 remarks = [RIGHT]
                 if not worth:
-                    heads = [
-                        apply_filters(filters, answer.partition(end)[0])
-                        if end in answer
-                        else filtered
-                        for end in ENDS
-                    ]
-                    remarks = find_near_misses(filtered, sample.expected, heads)
+                    begun = [apply_filters(filters, h) if h != answer else filtered for h in heads]
+                    remarks = find_near_misses(filtered, sample.expected, begun)
                 if not has_number(sample.expected):
                     remarks.append(NO_NUMBER)
+            elif isinstance(metric, ChoiceLetter | Number) and len(measures) == 1:
+                taken = [metric.extract(apply_filters(filters, head)) for head in heads]
+                remarks = find_runs_on(worth, [metric.grade(h, sample.expected) for h in taken])
+            if found == NOTHING:
+                remarks.append(f"hold nothing that {name} finds")
             takes_empty |= isinstance(metric, ExactMatch | TokenF1 | EditSimilarity)
         if takes_empty and self.judge is None and not sample.expected:
             remarks.append(_EMPTY_TARGET)
@@ -217,6 +225,25 @@ class GenerationSuite(PromptedSuite[AnswerSample, GenerationOutput]):
         others = {remark: count for remark, count in remarks.items() if remark not in shared}
         yield from super().list_notices(others, samples)
         yield from describe_near_misses(remarks, samples)
+
+    def _list_doubts(
+        self, sample: AnswerSample, written: GenerationOutput, score: Score
+    ) -> Iterator[str]:
+        """Yield reasons other than the model for which an answer may be wrong."""
+        name, measure = next(iter(score.measures.items()), ("", None))
+        grading = self.find_gradings(sample.row).get(name)
+        if measure is None or grading is None or measure.value >= grading.metric.largest:
+            return
+        if written.finish_reason == "length":
+            score.extracted = {**score.extracted, "finish_reason": "length"}
+            yield (
+                f"aren't right and reached max_new_tokens ({self.max_new_tokens}), so the answer "
+                "may be cut off; raise it then"
+            )
+        if not written.text.strip():
+            yield "are empty answers"
+        if _THOUGHT_END in written.text:
+            yield f"contain {_THOUGHT_END}, so the thought is graded too; set think_end_token"
 
     def _remark(self, reply: ReasoningSplit, *, is_cut_off: bool) -> str | None:
         match reply.reasoning:

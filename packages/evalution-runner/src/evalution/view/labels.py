@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from string import ascii_uppercase
@@ -20,7 +21,8 @@ _DISTINCTIONS_SHOWN = 4
 class RunLabel:
     """A run's name: the letter it bears throughout, and what sets it apart from the others.
 
-    `distinctions` holds `option=value` of model, engine, limit and step, where they differ.
+    `distinctions` holds `option=value` of model, engine, limit and step, where they differ; of runs
+    that are alike in all these the folder's name.
     `legend` is the letter with what distinguishes this run from its neighbours.
     """
 
@@ -29,8 +31,6 @@ class RunLabel:
     model: str
     engine: str
     distinctions: Sequence[str]
-    folder: str | None
-
     legend: str
 
     @property
@@ -46,11 +46,14 @@ def label_runs(runs: Sequence[RunResult]) -> list[RunLabel]:
     if len(set(map(_name_model, runs))) > 1:  # the model's name says it
         apart = [name for name in apart if name != "path"]
     labels: list[RunLabel] = []
-    for position, (run, found) in enumerate(zip(runs, settings, strict=True)):
+    # An option that is not set says nothing; that another run sets it stands with that run.
+    options = [[(key, found.get(key, ABSENT)) for key in apart] for found in settings]
+    own = [[f"{key}={value}" for key, value in each if value != ABSENT] for each in options]
+    alike = Counter(zip(titles, map(tuple, own), strict=True))
+    for position, (run, distinctions) in enumerate(zip(runs, own, strict=True)):
         letter = _make_letter(position)
-        # An option that is not set says nothing; that another run sets it stands with that run.
-        own = [(key, found.get(key, ABSENT)) for key in apart]
-        distinctions = [f"{key}={value}" for key, value in own if value != ABSENT]
+        if alike[titles[position], tuple(distinctions)] > 1 and run.folder is not None:
+            distinctions.append(run.folder.name)
         title = [titles[position]] if len(set(titles)) > 1 or not distinctions else []
         labels.append(
             RunLabel(
@@ -59,7 +62,6 @@ def label_runs(runs: Sequence[RunResult]) -> list[RunLabel]:
                 model=_name_model(run),
                 engine=_name_engine(run),
                 distinctions=(shown := distinctions[:_DISTINCTIONS_SHOWN]),
-                folder=run.folder.name if run.folder else None,
                 legend=f"{letter} · {', '.join([*title, *shown])}",
             )
         )

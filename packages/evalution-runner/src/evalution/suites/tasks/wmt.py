@@ -15,10 +15,6 @@ from evalution_core import ConfigurationError
 _LANGUAGES = {"de": "German", "en": "English", "fr": "French", "ro": "Romanian"}
 
 
-def _wmt(year: int, pair: str) -> Dataset:
-    return Dataset(f"wmt/wmt{year}", "test", pair, fewshot_split="validation")
-
-
 @dataclass(kw_only=True)
 class _WMT(DatasetRows, TranslationSuite):
     source: ClassVar[str]
@@ -44,55 +40,23 @@ class _WMT(DatasetRows, TranslationSuite):
         return found
 
 
-@dataclass(kw_only=True)
-class WMT14EnFr(_WMT):
-    """News of 2014 from English to French (Bojar et al. 2014, W14-3302)."""
-
-    task = "wmt14-en-fr"
-    dataset = _wmt(14, "fr-en")
-    source, into = "en", "fr"
-
-
-@dataclass(kw_only=True)
-class WMT14FrEn(_WMT):
-    """News of 2014 from French to English (Bojar et al. 2014, W14-3302)."""
-
-    task = "wmt14-fr-en"
-    dataset = _wmt(14, "fr-en")
-    source, into = "fr", "en"
+def _translate(year: int, source: str, into: str, pair: str, paper: str) -> type[_WMT]:
+    """Define the suite of a year's news from one language to another."""
+    facts = {
+        "__module__": __name__,
+        "__doc__": f"News of 20{year} from {_LANGUAGES[source]} to {_LANGUAGES[into]} ({paper}).",
+        "task": f"wmt{year}-{source}-{into}",
+        "dataset": Dataset(f"wmt/wmt{year}", "test", pair, fewshot_split="validation"),
+        "source": source,
+        "into": into,
+    }
+    return type(f"WMT{year}{source.title()}{into.title()}", (_WMT,), facts)
 
 
-@dataclass(kw_only=True)
-class WMT16DeEn(_WMT):
-    """News of 2016 from German to English (Bojar et al. 2016, W16-2301)."""
-
-    task = "wmt16-de-en"
-    dataset = _wmt(16, "de-en")
-    source, into = "de", "en"
-
-
-@dataclass(kw_only=True)
-class WMT16EnDe(_WMT):
-    """News of 2016 from English to German (Bojar et al. 2016, W16-2301)."""
-
-    task = "wmt16-en-de"
-    dataset = _wmt(16, "de-en")
-    source, into = "en", "de"
-
-
-@dataclass(kw_only=True)
-class WMT16EnRo(_WMT):
-    """News of 2016 from English to Romanian (Bojar et al. 2016, W16-2301)."""
-
-    task = "wmt16-en-ro"
-    dataset = _wmt(16, "ro-en")
-    source, into = "en", "ro"
-
-
-@dataclass(kw_only=True)
-class WMT16RoEn(_WMT):
-    """News of 2016 from Romanian to English (Bojar et al. 2016, W16-2301)."""
-
-    task = "wmt16-ro-en"
-    dataset = _wmt(16, "ro-en")
-    source, into = "ro", "en"
+_BOJAR_2014, _BOJAR_2016 = "Bojar et al. 2014, W14-3302", "Bojar et al. 2016, W16-2301"
+WMT14EnFr = _translate(14, "en", "fr", "fr-en", _BOJAR_2014)
+WMT14FrEn = _translate(14, "fr", "en", "fr-en", _BOJAR_2014)
+WMT16DeEn = _translate(16, "de", "en", "de-en", _BOJAR_2016)
+WMT16EnDe = _translate(16, "en", "de", "de-en", _BOJAR_2016)
+WMT16EnRo = _translate(16, "en", "ro", "ro-en", _BOJAR_2016)
+WMT16RoEn = _translate(16, "ro", "en", "ro-en", _BOJAR_2016)
