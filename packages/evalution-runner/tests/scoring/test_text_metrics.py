@@ -394,6 +394,7 @@ class Worth(MetricStep):
 
     name: ClassVar[str] = "worth"
     share: float = 0.5
+    known: Any = ()
 
     def grade(self, found: str, target: str) -> float:
         return self.share
@@ -402,4 +403,4 @@ class Worth(MetricStep):
 def test_metric_of_ones_own_is_recorded_with_its_options() -> None:
     """Or sides that differ in them alone would count as judged alike."""
     (shown,) = TEXT_METRICS.to_yaml([Worth(0.25)])
-    assert shown == {f"<{__name__}.Worth>": {"share": 0.25}}
+    assert shown == {f"<{__name__}.Worth>": {"share": 0.25, "known": "tuple"}}

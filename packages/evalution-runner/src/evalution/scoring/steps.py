@@ -15,6 +15,10 @@ from evalution_core.options import check_option_names, option_fields, validate_o
 from evalution_core.plugins import did_you_mean
 
 
+_PLAIN = (str, int, float, type(None))
+"""Types of options that are recorded by their value, of a class that this project doesn't know."""
+
+
 @dataclass(frozen=True)
 class Step:
     """Base of steps. A subclass is a dataclass whose fields are its options, checked when made."""
@@ -118,7 +122,8 @@ class StepKinds(Generic[S]):
         if not isinstance(step, Step):
             return name
         found = {option.name: getattr(step, option.name) for option in option_fields(type(step))}
-        return {name: found} if found else name
+        shown = {key: v if isinstance(v, _PLAIN) else type(v).__name__ for key, v in found.items()}
+        return {name: shown} if shown else name
 
     def _list_names(self) -> str:
         return f"{self.what}s: {', '.join(self.kinds)}"
