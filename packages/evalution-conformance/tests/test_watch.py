@@ -6,7 +6,11 @@ import threading
 
 import pytest
 
+from evalution_conformance.subject import Subject
+from evalution_conformance.suite import NotRun, run_check
 from evalution_conformance.watch import StuckError, call_on_main_thread, call_within, run_watched
+from evalution_core import Model
+from mutants.toy import Toy
 
 
 def fails() -> None:
@@ -67,3 +71,15 @@ def test_hanging_call_is_named() -> None:
 
 def raises_timeout() -> None:
     raise TimeoutError("its own")
+
+
+def test_no_check_is_tried_after_five_that_hung() -> None:
+    """Or an engine that hangs would cost a whole timeout for each of them."""
+    subject = Subject(Toy(), Model("toy"), timeout=0.05)
+    for _ in range(5):
+        with pytest.raises(StuckError):
+            run_check(lambda _suite, _subject: hangs(), subject)
+    with pytest.raises(
+        NotRun, match=r"^not run: 5 checks took longer than 0\.05 s each; each names"
+    ):
+        run_check(lambda _suite, _subject: None, subject)

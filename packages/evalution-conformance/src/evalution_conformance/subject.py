@@ -78,6 +78,8 @@ class Subject:
     timeout: float = 60.0
     incomplete: Model | None = None
     returns_streams: bool = field(default=False, init=False)
+    stuck: int = field(default=0, init=False)
+    """Checks that took longer than `timeout`."""
     _session: BaseInferenceSession | None = field(default=None, init=False)
     _narrow: Subject | None = field(default=None, init=False)
     _build_error: Exception | None = field(default=None, init=False)

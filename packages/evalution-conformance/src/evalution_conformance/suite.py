@@ -208,6 +208,10 @@ def _find_gap_problem(
 _SCORING = {Capability.LOGLIKELIHOOD, Capability.ROLLING}
 
 
+_MOST_STUCK = 5
+"""Checks that may take too long before the others aren't tried: each costs its whole timeout."""
+
+
 class NotRun(pytest.skip.Exception):
     """Another check has failed over what this one needs too."""
 
@@ -221,9 +225,13 @@ def run_check(check: Check, subject: Subject) -> Literal["passed", "refused"]:
     Raises:
         NotRun: another check of the subject has failed over what this one needs too.
     """
+    if subject.stuck >= _MOST_STUCK:
+        text = f"not run: {subject.stuck} checks took longer than {subject.timeout:g} s each"
+        raise NotRun(f"{text}; each names the call that it waited for")
     try:
         return run_watched(lambda: _run(check, subject), timeout=subject.timeout)
     except StuckError:
+        subject.stuck += 1
         subject.abandon()
         raise
     except Exception as error:
