@@ -272,6 +272,13 @@ def test_unknown_rows_of_a_package_are_named() -> None:
         rows_path("builtin:tiny/sum")
 
 
+def test_floats_of_32_bits_are_the_decimals_that_they_are_written_as(tmp_path: Path) -> None:
+    path = tmp_path / "rows.parquet"
+    values = [0.1, -2.5e-8, 3.4e38, 7.0, None, float("inf")]
+    parquet.write_table(pyarrow.table({"a": pyarrow.array(values, pyarrow.float32())}), path)
+    assert [row["a"] for row in columns_of(str(path))] == values
+
+
 def test_parquet_without_pyarrow_says_what_to_install(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

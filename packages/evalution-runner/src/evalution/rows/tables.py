@@ -55,7 +55,8 @@ def read_parquet(path: Path, longest: int) -> Iterator[dict[str, Any]]:
                 raise ValueError(f"its columns need a name each of their own, got {names!r:.200}")
             rows = 0
             for batch in file.iter_batches(_ROWS_AT_ONCE):
-                yield from _read_batch(batch, _Measuring(arrow), rows, longest)
+                widened = _widen_floats(arrow, batch)
+                yield from _read_batch(widened, _Measuring(arrow), rows, longest)
                 rows += len(batch)
     except (arrow.ArrowException, OSError, OverflowError, RecursionError, ValueError) as error:
         raise ConfigurationError(f"{path} can't be read as Parquet: {error}") from error
@@ -65,6 +66,20 @@ def read_parquet(path: Path, longest: int) -> Iterator[dict[str, Any]]:
 def _try_parquet(path: str, _: int) -> None:
     """Raise `ValueError` unless another process can read a file; tried once for each version."""
     _TRIALS.try_file(path)
+
+
+def _widen_floats(arrow: Any, batch: Any) -> Any:
+    """Return the batch with columns of 32-bit floats as the decimals that they are written as.
+
+    Python's own float of the 32-bit 0.1 is 0.10000000149011612, which no answer equals.
+    """
+    columns = [
+        column.cast(arrow.string()).cast(arrow.float64())
+        if arrow.types.is_float32(column.type)
+        else column
+        for column in batch.columns
+    ]
+    return arrow.RecordBatch.from_arrays(columns, names=batch.schema.names)
 
 
 def _read_batch(

@@ -14,7 +14,6 @@ from evalution_core import ConfigurationError
 from evalution_core.options import check_option_names, option_fields, validate_options
 from evalution_core.plugins import did_you_mean
 
-
 _PLAIN = (str, int, float, type(None))
 """Types of options that are recorded by their value, of a class that this project doesn't know."""
 
