@@ -68,11 +68,11 @@ class RunFolder:
 
     def begin(self, declared: Mapping[str, Any]) -> None:
         """Remove the run that a fresh one replaces, and note what that one declares."""
+        self.journal.clear()  # a full disk fails here, and nothing is lost
         with write_errors(self.path):
             SampleIndex(self.samples_file).delete()
             for file in (self.path / RESULTS, self.samples_file):
                 file.unlink(missing_ok=True)
-        self.journal.clear()
         self.journal.declare(declared)
 
     @property
