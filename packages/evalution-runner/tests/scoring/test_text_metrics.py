@@ -182,6 +182,8 @@ def test_every_spelling_of_a_number_is_that_number(number: int, zeros: int) -> N
         ("The correct answer is not (A).", "[none]"),
         ("Answer: I don't know", "[none]"),
         ("Answer: I", "I"),
+        # Patterns take linear time, also of an answer that ends in thousands of spaces.
+        *((f"{word}{' ' * 9000}x!", "[none]") for word in ("답", "Antwort ist", "so", "Answer")),
     ],
 )
 def test_letter_that_an_answer_chooses(answer: str, letter: str) -> None:

@@ -284,7 +284,7 @@ def _load_levenshtein() -> Any:
 
 
 _ALONE = re.compile(r"[\W_]*([A-Za-z])[\W_]*")
-_OPEN = r"[\s*_(\[\"'$\\]*(?:\w+\{)?"
+_OPEN = r"[\s*_(\[\"'$\\]*+(?:\w++\{)?"
 _LISTED = r"[)\]*]*(?:\s*[,/]|\s+(?:or|and)\b)\s*[(\[*]*[A-Z]\b(?! [a-z])"
 _LETTER = rf"([A-Z])(?![\w&]|'\w|{_LISTED})(?!(?<=I) [a-z])"
 _CHOSEN = rf"(?:\s+(?:is|would be|must be|should be))?)(?:[\s*_\"']*[:=])?{_OPEN}{_LETTER}"
@@ -295,7 +295,7 @@ _LETTERS = (
     re.compile(rf"(?i:\b(?:answer|(?:best|correct|right) (?:option|choice)){_CHOSEN}"),
     re.compile(r"(?i:\b(?:answer is|answer:)\s*)([a-z])(?=[\W_]*(?:\n|\Z))"),
     re.compile(
-        rf"(?i:{_ANSWER})\s*(?:ist|es|est|é|è|adalah|是|は|는|은)?\s*[:\uff1a]?{_OPEN}{_LETTER}"
+        rf"(?i:{_ANSWER})\s*+(?:ist|es|est|é|è|adalah|是|は|는|은)?\s*+[:\uff1a]?{_OPEN}{_LETTER}"
     ),
     re.compile(r"\A[\W_]*([A-Z])(?:[.:,)\]*](?!.*\n\s*[A-Z][.:)\]])|\s*\n)"),
     re.compile(r"\A[\W_]*([A-Z])\s+[-–—]\s(?!\s*[A-Z]\b|.*\n\s*[A-Z]\s+[-–—]\s)"),  # no list
