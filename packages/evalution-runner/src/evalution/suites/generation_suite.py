@@ -211,8 +211,9 @@ class GenerationSuite(PromptedSuite[AnswerSample, GenerationOutput]):
                 if not has_number(sample.expected):
                     remarks.append(NO_NUMBER)
             elif isinstance(metric, ChoiceLetter | Number) and len(measures) == 1:
-                taken = [metric.extract(apply_filters(filters, head)) for head in heads]
-                remarks = find_runs_on(worth, [metric.grade(h, sample.expected) for h in taken])
+                begun = [] if worth else [apply_filters(filters, head) for head in heads]
+                taken = [metric.extract(text) for text in begun]
+                remarks = find_runs_on(worth, [metric.grade(t, sample.expected) for t in taken])
             if found == NOTHING:
                 remarks.append(f"hold nothing that {name} finds")
             takes_empty |= isinstance(metric, ExactMatch | TokenF1 | EditSimilarity)
