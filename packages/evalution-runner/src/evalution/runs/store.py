@@ -7,6 +7,7 @@ import os
 import weakref
 from collections.abc import Callable, Generator, Mapping
 from contextlib import ExitStack, contextmanager
+from functools import partial
 from itertools import count
 from pathlib import Path
 from typing import Any, cast
@@ -43,7 +44,7 @@ class RunFolder:
     """A folder to be filled, or one whose run goes on; of a finished one, what has changed since.
 
     Args:
-        fresh: replace the run that is there, by `begin`: until then nothing of it is lost.
+        fresh: replace the run that is there; until `remove_replaced` nothing of it is lost.
 
     Raises:
         ConfigurationError: it can't be made or written, holds a run that can't go on, or files of
@@ -66,14 +67,13 @@ class RunFolder:
                 self.journal.notice += _keep_samples(path)
         weakref.finalize(self, self.journal.close)
 
-    def begin(self, declared: Mapping[str, Any]) -> None:
-        """Remove the run that a fresh one replaces, and note what that one declares."""
+    def remove_replaced(self) -> None:
+        """Remove the run that a fresh one replaces."""
         self.journal.clear()  # a full disk fails here, and nothing is lost
         with write_errors(self.path):
             SampleIndex(self.samples_file).delete()
             for file in (self.path / RESULTS, self.samples_file):
                 file.unlink(missing_ok=True)
-        self.journal.declare(declared)
 
     @property
     def samples_file(self) -> Path:
@@ -239,7 +239,7 @@ class RunStore:
         self._folder: RunFolder | None = None
         self._cache: Journal | None = None
         self._base: AnswerBase | None = None
-        self._declared: Mapping[str, Any] = {}
+        self._declare: Callable[[], None] = lambda: None
         self._samples: list[SampleResult] = []
         self.can_resume = False
         """True if a later run may take up the answers in the folder; known once the session is."""
@@ -274,9 +274,9 @@ class RunStore:
             if folder is not None:
                 if not (is_whole or self._options.retry_failed or folder.is_fresh):
                     _check_unfinished(folder.path)
-                self._declared = {RUN: declared, **{to_section(n): s for n, s in suites.items()}}
+                self._declare = partial(self._check, folder, declared, suites, is_whole=is_whole)
                 if not folder.is_fresh:
-                    self._check(folder, declared, suites, is_whole=is_whole)
+                    self._declare()
                 self._add_notice(folder.journal)
             if self._options.cache is not None:
                 self._cache = _open_cache(parse_path(os.fspath(self._options.cache)))
@@ -294,7 +294,8 @@ class RunStore:
         self._base = base
         if self._folder is not None:
             if self._folder.is_fresh:
-                self._folder.begin(self._declared)
+                self._folder.remove_replaced()
+                self._declare()
             self._check_answering(self._folder, record)
         if self._cache is not None and not base.is_shareable:
             self._notices.append(
