@@ -254,6 +254,17 @@ def test_missing_or_refused_key_is_a_configuration_error(
         Tinker(base_url=server.url).build(TINY)
 
 
+def test_key_from_a_file_is_used_without_its_line_break(
+    server: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FILE_KEY", "tml-from-a-file\n")
+    Tinker(base_url=server.url, api_key_env="FILE_KEY").build(TINY).close()
+    monkeypatch.setenv("FILE_KEY", "tml-one\ntml-two")
+    with pytest.raises(ConfigurationError, match="the key in FILE_KEY has a line break") as raised:
+        Tinker(base_url=server.url, api_key_env="FILE_KEY").build(TINY)
+    assert "tml-" not in str(raised.value)
+
+
 def test_key_that_the_client_rejects_is_an_error(
     server: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -106,6 +106,20 @@ def test_rejected_key_is_reported(server: Server, tmp_path: Path) -> None:
         prepare_handles(tmp_path, base_url=make_url(server))
 
 
+def test_key_with_a_line_break_is_reported_without_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TINKER_API_KEY", "tml-one\ntml-two")
+    with pytest.raises(ConfigurationError, match="the key in TINKER_API_KEY has a line") as raised:
+        prepare_handles(tmp_path, base_url="http://127.0.0.1:9")
+    assert "tml-" not in str(raised.value)
+
+
+def test_host_that_is_no_name_is_reported(tmp_path: Path) -> None:
+    with pytest.raises(EngineUnavailableError, match=r"answers at http://a\.\.b within 90 s"):
+        prepare_handles(tmp_path, base_url="http://a..b")
+
+
 def test_unreachable_server_is_reported_at_once(server: Server, tmp_path: Path) -> None:
     import socket
 

@@ -69,12 +69,17 @@ class TinkerBackend:
         """
         tinker = import_library("tinker", "tinker")
         config = self._config
-        key = os.environ.get(config.api_key_env)
+        key = os.environ.get(config.api_key_env, "").strip()
         if not key:
             raise ConfigurationError(
                 f"backend 'tinker' reads its key from the environment variable "
                 f"{config.api_key_env}, which isn't set; set it (for a server that asks for none, "
                 f"to any text that begins with tml-), or name another with api_key_env"
+            )
+        if not (key.isascii() and key.isprintable()):
+            raise ConfigurationError(
+                f"the key in {config.api_key_env} has a line break or another character that an "
+                "HTTP header can't carry; set the variable to the key alone"
             )
         url = (config.base_url or os.environ.get("TINKER_BASE_URL") or HOSTED).rstrip("/")
         self._check_alive(url, key)
@@ -114,7 +119,7 @@ class TinkerBackend:
             raise ConfigurationError(
                 f"base_url of backend 'tinker' is not a URL: {shown!r} ({redact_text(str(error))})"
             ) from None
-        except (OSError, HTTPException) as error:
+        except (OSError, ValueError, HTTPException) as error:
             raise EngineUnavailableError(
                 f"no Tinker-compatible server answers at {shown} within {timeout:g} s "
                 f"({redact_text(str(error), (key,))}); start it, or name another with base_url"
