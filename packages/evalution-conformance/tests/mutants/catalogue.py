@@ -13,6 +13,7 @@ from mutants.toy import (
     INCOMPLETE,
     SESSIONS,
     UNTEMPLATED,
+    WEIGHTS,
     Toy,
     ToyHooks,
     ToyRequestSession,
@@ -45,7 +46,7 @@ def toy_subject(engine: BaseEngine, *, timeout: float = _TIMEOUT_S) -> Subject:
     """A mutant, or the sound toy, with the sound toy as its oracle."""
     return Subject(
         engine,
-        Model(path="toy"),
+        Model(path=WEIGHTS),
         oracle=Toy(),
         untemplated=Model(path=UNTEMPLATED),
         timeout=timeout,

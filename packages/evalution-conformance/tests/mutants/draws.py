@@ -72,15 +72,15 @@ class HasATopPOfItsOwn(ToySession):
     """Without a `top_p`, that of the checkpoint's files cuts."""
 
     def change_request(self, request: GenerationRequest) -> GenerationRequest:
-        return replace(request, top_p=min(request.top_p, 0.8))
+        return replace(request, top_p=min(request.top_p, 0.95))
 
 
 @session_fault("test_any_token_may_be_drawn")
 class HasALargeTopKOfItsOwn(ToySession):
-    """Without a `top_k`, the 50 likeliest tokens are drawn from."""
+    """Without a `top_k`, the 64 likeliest tokens are drawn from."""
 
     def change_request(self, request: GenerationRequest) -> GenerationRequest:
-        return replace(request, top_k=request.top_k or 50)
+        return replace(request, top_k=request.top_k or 64)
 
 
 @session_fault("test_any_token_may_be_drawn")

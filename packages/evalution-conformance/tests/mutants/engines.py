@@ -26,8 +26,8 @@ from evalution_core import (
     SessionClosedError,
 )
 from evalution_core.options import option_fields
-from mutants.catalogue import engine_fault, package_fault, session_fault
-from mutants.toy import CAPABILITIES, Toy, ToySession
+from mutants.catalogue import engine_fault, package_fault, session_fault, shared_fault
+from mutants.toy import CAPABILITIES, Toy, ToyHooks, ToySession
 
 
 @engine_fault("test_the_engine_is_found_by_its_name")
@@ -223,6 +223,22 @@ class NewEachTime(ToySession):
     def identity(self) -> dict[str, object] | None:
         self.salt += 1
         return {"toy": self.salt}
+
+
+@session_fault("test_identity_is_json_safe_and_stable")
+class KnownByItsName(ToySession):
+    """`identity` is the same for weights that differ."""
+
+    def identity(self) -> dict[str, object] | None:
+        return {"toy": "toy"}
+
+
+@shared_fault("test_the_files_of_the_model_answer")
+class KeepsTheFirstWeights(ToyHooks):
+    """Weights are loaded once in a process, whatever the path."""
+
+    def load_weights(self, path: Path) -> None:
+        return
 
 
 @session_fault("test_with_closes_the_session")

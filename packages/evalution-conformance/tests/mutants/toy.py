@@ -14,6 +14,7 @@ from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, partial
 from itertools import pairwise
+from pathlib import Path
 from typing import Any, TypeVar
 
 import numpy as np
@@ -146,6 +147,8 @@ CAPABILITIES = frozenset(Capability) - {
     Capability.MULTIMODAL,
     Capability.TOOLS,
 }
+WEIGHTS = str(Path(__file__).with_name("toy.weights"))
+"""The toy's model, text of a few bytes."""
 UNTEMPLATED = "toy-without-template"
 INCOMPLETE = "toy-without-a-row"
 
@@ -175,16 +178,23 @@ class ToyHooks(KitSession[Any, Any]):
     """
 
     salt = 0
+    weights = b""
     tokenizer_class = MergingTokenizer
     codec: Any
 
     @property
     def table(self) -> Table:
-        return table(self.salt)
+        return table(self.salt + self.weights.count(0))
+
+    def load_weights(self, path: Path) -> None:
+        """Read the file that stands for weights: each zero byte in it changes the table."""
+        self.weights = path.read_bytes()
 
     def load_tokenizer(self, model: Model) -> Tokenizer:
         if model.path == INCOMPLETE:
             self.meet_missing_weight()
+        if (path := Path(model.path or "")).is_file():
+            self.load_weights(path)
         unbound = self.tokenizer_class(has_template=model.path != UNTEMPLATED)
         return bind_tokenizer(model, unbound)
 
@@ -213,7 +223,7 @@ class ToyHooks(KitSession[Any, Any]):
         return rows
 
     def identity(self) -> dict[str, object] | None:
-        return {"toy": self.salt}
+        return {"toy": [self.salt, self.weights.hex()]}
 
     def change_request(self, request: GenerationRequest) -> GenerationRequest:
         return request

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -41,9 +41,20 @@ _WEIGHTS = (".safetensors", ".gguf")
 _COPIED_BYTES = 1 << 24
 
 
+def change_a_bit(content: bytearray) -> None:
+    """Change a bit in the middle of a file of weights."""
+    content[len(content) // 2 & ~7] ^= 1
+
+
+def blank_the_end(content: bytearray) -> None:
+    """Make the last quarter of a file of weights zeros."""
+    length = len(content) // 4
+    content[len(content) - length :] = bytes(length)
+
+
 @contextmanager
-def copy_with_another_weight(model: Model) -> Generator[Model | None]:
-    """Copy a model of a few MB, with a bit of each file of weights changed; None: it has none."""
+def copy_changed(model: Model, change: Callable[[bytearray], None]) -> Generator[Model | None]:
+    """Copy a model of a few MB, with each file of weights changed; None: it has none."""
     source = Path(str(model.path)).expanduser()
     if model.path == MODEL:
         source = builtin_path(MODEL, "safetensors")
@@ -60,7 +71,7 @@ def copy_with_another_weight(model: Model) -> Generator[Model | None]:
         for file in files:
             content = bytearray(file.read_bytes())
             if file in weights:
-                content[len(content) // 2 & ~7] ^= 1
+                change(content)
             target = copy / file.relative_to(source)
             target.parent.mkdir(parents=True, exist_ok=True)
             target.write_bytes(content)

@@ -9,13 +9,15 @@ from collections.abc import Callable, Iterator
 from contextlib import suppress
 from typing import Any
 
+import pytest
+
 from evalution_conformance.assertions import (
     UNDECIDED,
     assert_refused,
     assert_same_score,
     assert_same_text,
 )
-from evalution_conformance.checks.checkpoint import copy_with_another_weight
+from evalution_conformance.checks.checkpoint import blank_the_end, change_a_bit, copy_changed
 from evalution_conformance.probes import CHATS, PAIRS, PROMPTS
 from evalution_conformance.subject import Subject, open_stream, require_output
 from evalution_conformance.suite import needs
@@ -85,7 +87,7 @@ class BuildChecks:
         _assert_json_safe_and_stable(subject.session.identity, "identity()")
         if (identity := subject.session.identity()) is None:
             return
-        with suppress(EvalutionError), copy_with_another_weight(subject.model) as model:
+        with suppress(EvalutionError), copy_changed(subject.model, change_a_bit) as model:
             if model is not None:
                 with subject.fresh(model=model) as session:
                     assert session.identity() != identity, (
@@ -102,6 +104,21 @@ class LifecycleChecks:
                 assert entered is session, "`with session as s` must give the session itself"
             name, call = next(iter(_list_calls(subject, session).items()))
             assert_refused(call, SessionClosedError, f"{name} after `with`")
+
+    def test_the_files_of_the_model_answer(self, subject: Subject) -> None:
+        """A small model with a part of its weights blank answers otherwise, or is refused."""
+        known = _answer(subject, subject.session)
+        with copy_changed(subject.model, blank_the_end) as model:
+            if model is None:
+                pytest.skip("the model isn't a file or folder of at most 16 MB")
+            is_same = False
+            with suppress(EvalutionError, AssertionError), subject.fresh(model=model) as session:
+                _assert_same_answer(subject, _answer(subject, session), known, "")
+                is_same = True
+        assert not is_same, (
+            "with the last quarter of its weights blank, the model answers as before; load what is "
+            "at the path that build() gets, and keep no weights by another key"
+        )
 
     def test_every_call_after_close_is_refused(self, subject: Subject) -> None:
         """Any call after `close` is a `SessionClosedError`."""

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import math
+from bisect import bisect_left
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import replace
+from itertools import accumulate
 from typing import Any
 
 import pytest
@@ -45,9 +47,9 @@ _SHORT = 2
 _OPEN_STEPS = 2
 _TOP = 3
 _HEAD = 5
-_USUAL_TOP_K = 50
-_USUAL_TOP_P = 0.8
-"""Cuts that a checkpoint's files may ask for, and no request did."""
+_USUAL_TOP_K = 64
+_USUAL_TOP_P = 0.95
+"""Wide cuts that a checkpoint's files may ask for, and no request did."""
 _WIDE_CUTS: tuple[dict[str, Any], ...] = ({}, {"top_p": 0.99}, {"top_k": 1000})
 """Settings that leave what another one leaves."""
 _LISTED = 10
@@ -60,6 +62,8 @@ _DEVIATIONS = 6
 """Standard deviations that a count of draws is off by chance once in a thousand million times."""
 _RARE = 0.05
 """Chance below which a token isn't waited for."""
+_RAREST = 0.02
+"""As `_RARE`, of all tokens beyond a cut together: they are waited for until one comes."""
 _NEVER = 1e-6
 """Chance at which something is taken for certain."""
 
@@ -384,21 +388,25 @@ def _assert_drawn_outside(
     subject: Subject, prompt: str, likeliest: Mapping[int, float], *, temperature: float
 ) -> None:
     """Tokens are drawn beyond the likeliest that are known, if these leave enough to the rest."""
-    head, mass = set[int](), 0.0
-    for token_id in sorted(likeliest, key=likeliest.__getitem__, reverse=True):
-        if mass >= _USUAL_TOP_P or len(head) == _USUAL_TOP_K:
-            break
-        head.add(token_id)
-        mass += math.exp(likeliest[token_id])
-    draws = _count_draws(1 - mass) if mass <= 1 - _RARE else 0
-    for begin in range(0, draws, _DRAWS):
-        drawn = _draw(subject, prompt, begin=begin, temperature=temperature)
-        if any(not output.token_ids or output.token_ids[0] not in head for output in drawn):
-            return
-    assert not draws, (
-        f"{draws} draws at temperature {temperature:g} after {prompt!r} are all among the "
-        f"{len(head)} likeliest tokens, which hold {mass:.2f} of the probability, as if cut"
-    )
+    ordered = sorted(likeliest, key=likeliest.__getitem__, reverse=True)
+    masses = [*accumulate(math.exp(likeliest[token_id]) for token_id in ordered)]
+    by_mass = bisect_left(masses, _USUAL_TOP_P) + 1
+    codec = subject.session.tokenizer
+    end = None if codec is None else codec.eos_id
+    for length in {min(by_mass, len(ordered)), min(_USUAL_TOP_K, len(ordered))}:
+        head, mass = set[int | None](ordered[:length]), masses[length - 1]
+        draws = _count_draws(1 - mass) if mass <= 1 - _RAREST else 0
+        for begin in range(0, draws, _DRAWS):
+            drawn = _draw(subject, prompt, begin=begin, temperature=temperature)
+            # EOS shows as a completion without tokens.
+            ids = {output.token_ids[0] if output.token_ids else end for output in drawn}
+            if ids - head:
+                break
+        else:
+            assert not draws, (
+                f"{draws} draws at temperature {temperature:g} after {prompt!r} are all among the "
+                f"{length} likeliest tokens, which hold {mass:.2f} of the probability, as if cut"
+            )
 
 
 def _heat(row: Mapping[int, float], temperature: float) -> dict[int, float]:
