@@ -196,6 +196,32 @@ def test_finished_run_is_repeated_without_a_request(counted: Any, tmp_path: Path
     assert first == again
 
 
+def test_scores_that_changed_rows_replace_are_a_notice(counted: Any, tmp_path: Path) -> None:
+    def run(rows: list[dict[str, Any]], **options: Any) -> list[str]:
+        suite = Generation(data=make_file(rows), prompt="q", target="a", name="sums")
+        engine = counted.engine()
+        output = tmp_path / "run"
+        return evalution.run(
+            engine=engine, model="m", tests=[suite], output=output, **options
+        ).notices
+
+    def make_file(rows: list[dict[str, Any]]) -> str:
+        (file := tmp_path / "rows.json").write_text(json.dumps(rows))
+        return str(file)
+
+    first = run(ROWS)
+    assert run(ROWS) == first
+    (notice,) = set(run([*ROWS[:8], {**ROWS[8], "a": "ok"}])) - set(first)
+    assert notice == (
+        f"sums: the scores of the finished run in {tmp_path / 'run'} were others and are replaced; "
+        "since then its rows, the software or the device changed, and 0 of 9 requests were asked "
+        "again"
+    )
+    (notice,) = set(run([{**ROWS[0], "q": "new"}])) - set(first)
+    assert notice.endswith("and 1 of 1 requests were asked again")
+    assert not set(run(ROWS, fresh=True)) - set(first)
+
+
 def test_finished_run_is_left_to_suites_that_it_had(tmp_path: Path) -> None:
     evalution.run(engine=Mock(), model="m", tests=suites(), output=tmp_path)
     before = files(tmp_path)

@@ -62,6 +62,7 @@ class RunFolder:
             if not fresh:
                 _check_journal(path)
             self.is_fresh, self._is_known = fresh, journal.exists()
+            self.scores_before = {} if fresh else _read_scores(path / RESULTS)
             self.journal = Journal.open(journal) if self._is_known else Journal.create(journal)
             if self.journal.notice is not None:
                 self.journal.notice += _keep_samples(path)
@@ -179,6 +180,16 @@ def _content(results: Path) -> dict[str, Any]:
     except (FileNotFoundError, ValueError, RecursionError):
         return {}  # a part of a file: the journal is the truth
     return cast("dict[str, Any]", found) if isinstance(found, dict) else {}
+
+
+def _read_scores(results: Path) -> dict[str, Any]:
+    """Return the metrics of a finished run by suite; none of another one."""
+    found = _content(results)
+    try:
+        is_done = found["status"] == "done"
+        return {suite["name"]: suite["metrics"] for suite in found["suites"] if is_done}
+    except (KeyError, TypeError):
+        return {}  # of another version
 
 
 def _make_folder(path: Path) -> bool:
@@ -339,6 +350,14 @@ class RunStore:
         else:
             self._folder.samples.finish_suite()
             found.samples_file = self._folder.samples_file
+            now = json.loads(to_json(found.to_dict()))["metrics"]
+            before = self._folder.scores_before.get(found.name, now)
+            if before != now and not self._options.retry_failed:
+                self._notices.append(
+                    f"{found.name}: the scores of the finished run in {self.path} were others and "
+                    "are replaced; since then its rows, the software or the device changed, and "
+                    f"{found.requests - found.cached} of {found.requests} requests were asked again"
+                )
 
     def write_results(self, result: RunResult) -> None:
         if self._folder is not None:
