@@ -196,10 +196,10 @@ class RequestValidator:
 
     def _check_ids(self, name: str, token_ids: Any, *, may_be_empty: bool = False) -> None:
         self._need(Capability.TOKEN_IDS, name, asked=True)
-        _check(_is_list(token_ids), name, "a sequence of ints", token_ids)
+        _check(_is_list(token_ids), name, "a list of ints, as array.tolist() gives", token_ids)
         for token_id in cast("Sequence[Any]", token_ids):
             if type(token_id) is not int or token_id < 0:
-                raise InvalidRequestError(f"{name} must hold ints >= 0, found {token_id!r}")
+                raise InvalidRequestError(f"{name} must hold Python ints >= 0, found {token_id!r}")
         if not token_ids and not may_be_empty:
             raise InvalidRequestError(f"{name} is empty")
 
