@@ -134,7 +134,10 @@ def test_refused_window_is_reported_under_its_request() -> None:
         max_model_len=16,
     )
     texts = ["a" * 40, "b", "c" * 20 + "x" * 20]
-    with session, pytest.raises(InvalidRequestError, match=r"refused 1 of 3 requests") as caught:
+    with (
+        session,
+        pytest.raises(InvalidRequestError, match="1 of 3 requests refused, the") as caught,
+    ):
         session.loglikelihood_rolling([RollingLoglikelihoodRequest(text) for text in texts])
     assert set(caught.value.failures or ()) == {2}
 

@@ -16,8 +16,9 @@ from safetensors.torch import load_file, save_file
 from transformers.utils import hub
 
 from evalution_core import ConfigurationError, LoglikelihoodRequest, Model
+from evalution_enginekit.model_source import to_plain
 from evalution_transformers import Transformers, TransformersCompat
-from evalution_transformers.load import _find_identity, to_plain
+from evalution_transformers.load import _find_identity
 from evalution_transformers.runtime import CudnnAttention
 
 # peft's use of it

@@ -84,8 +84,20 @@ def checkpoint_identity(
         identity = {"repository": model.path, "revision": revision}
         identity |= list_identity_arguments(model)
     if identity is not None and model.model_kwargs:
-        identity["model_kwargs"] = redact(model.model_kwargs)
+        identity["model_kwargs"] = redact(to_plain(model.model_kwargs))
     return identity
+
+
+def to_plain(value: Any) -> Any:
+    """Return arguments with the content of each configuration object in its place."""
+    if isinstance(value, Mapping):
+        members = cast("Mapping[Any, Any]", value)
+        return {key: to_plain(member) for key, member in members.items()}
+    kind: type[object] = type(value)
+    if kind.__module__ == "torch" and kind.__name__ in ("dtype", "device"):
+        return str(value)
+    to_dict: Any = getattr(value, "to_dict", None)
+    return to_plain(to_dict()) if callable(to_dict) else value
 
 
 def _find_cached_commit(model: Model) -> str | None:

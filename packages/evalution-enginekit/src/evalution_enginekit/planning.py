@@ -132,11 +132,6 @@ class PrefixTrie:
             yield node
             waiting.extend(reversed(node.children.values()))
 
-    @property
-    def unique_tokens(self) -> int:
-        """Tokens a model has to be fed to have seen every sequence."""
-        return sum(len(node.token_ids) for node in self.walk())
-
     @staticmethod
     def _split(node: TrieNode, at: int) -> TrieNode:
         upper = TrieNode(node.depth, node.token_ids[:at], node.parent)

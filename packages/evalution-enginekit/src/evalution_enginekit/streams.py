@@ -16,7 +16,6 @@ from collections.abc import (
     Hashable,
     Iterable,
     Iterator,
-    Mapping,
     Sequence,
 )
 from dataclasses import dataclass
@@ -29,6 +28,7 @@ from evalution_core import (
     TextDelta,
     UnsupportedRequestError,
 )
+from evalution_core.errors import raise_failures
 from evalution_core.requests import parse_item
 
 K = TypeVar("K", bound=Hashable)
@@ -427,15 +427,5 @@ def collect_results(
     finally:
         stream.close()
     if refused:
-        raise _make_refusal(refused, len(set(owners)))
+        raise_failures(refused, len(set(owners)), are_others_answered=True)
     return [outputs[index] for index in range(len(jobs))]
-
-
-def _make_refusal(refused: Mapping[int, Refusal], total: int) -> Refusal:
-    """Return one error for requests that only the runtime could refuse; the others did run."""
-    kinds = {type(error) for error in refused.values()}
-    kind: type[Refusal] = kinds.pop() if len(kinds) == 1 else InvalidRequestError
-    shown = "; ".join(f"[{index}] {error}" for index, error in sorted(refused.items())[:3])
-    more = f"; and {len(refused) - 3} more" if len(refused) > 3 else ""
-    message = f"the runtime refused {len(refused)} of {total} requests: {shown}{more}"
-    return kind(message, failures=refused)

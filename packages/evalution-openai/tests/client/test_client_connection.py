@@ -140,7 +140,7 @@ def test_a_refused_request_fails_alone(session: Any, server: Any, faulty: Any) -
     assert failure.metadata == {"p": "bad"}
     assert not any(isinstance(result, RequestFailure) for result in results.values())
     server.fails(PATH, *[answer] * 2)
-    with pytest.raises(InvalidRequestError, match=r"refused 1 of 2 requests: \[1\]") as caught:
+    with pytest.raises(InvalidRequestError, match=r"1 of 2 requests refused, .*: \[1\]") as caught:
         session.generate([GenerationRequest(p, max_new_tokens=2) for p in ("a", "bad")])
     assert set(caught.value.failures) == {1}
 

@@ -26,7 +26,6 @@ from optimum.exporters.openvino import main_export
 from optimum.intel.openvino import OVConfig, OVModelForCausalLM
 
 from evalution_core import ConfigurationError, Model
-from evalution_core.redaction import redact
 from evalution_enginekit import load_tokenizer
 from evalution_enginekit.model_source import (
     checkpoint_identity,
@@ -37,7 +36,7 @@ from evalution_enginekit.model_source import (
 from evalution_enginekit.runtime import merge_arguments
 from evalution_openvino.options import PRECISION_HINT, OpenVINOOptions
 from evalution_openvino.runtime import make_compile_properties
-from evalution_transformers.load import LoadedModel, check_complete, read_declared_eos, to_plain
+from evalution_transformers.load import LoadedModel, check_complete, read_declared_eos
 from evalution_transformers.runtime import loading_errors
 
 FILE = "openvino_model.xml"
@@ -147,7 +146,7 @@ def load_model(
     ):
         warnings.simplefilter("ignore")
         config = _read_config(model, source)
-        identity = _find_identity(model, folder, config)
+        identity = checkpoint_identity(model, folder, _WEIGHTS, read_commit_hash(config))
         dtype = choose_dtype(options, config, folder)
         properties = make_compile_properties(device, options, dtype)
         export = None if _is_exported(model, folder) else _export(source, model, identity)
@@ -277,11 +276,3 @@ def _read(
         trust_remote_code=model.trust_remote_code,
         **arguments,
     )
-
-
-def _find_identity(model: Model, folder: Path | None, config: Any) -> dict[str, Any] | None:
-    """Return hashes of a folder's files, or the commit of a repository; None if not known."""
-    found = checkpoint_identity(model, folder, _WEIGHTS, read_commit_hash(config))
-    if found is not None and model.model_kwargs:
-        found["model_kwargs"] = redact(to_plain(model.model_kwargs))
-    return found

@@ -16,7 +16,6 @@ import torch
 import transformers
 
 from evalution_core import ConfigurationError, Model
-from evalution_core.redaction import redact
 from evalution_enginekit import Tokenizer, files_identity, load_tokenizer, model_identity
 from evalution_enginekit.model_source import (
     checkpoint_identity,
@@ -159,20 +158,7 @@ def _find_identity(
             return None
         files = files_identity(file for file in adapted.iterdir() if file.is_file())
         identity |= {f"adapter/{name}": digest for name, digest in files.items()}
-    if model.model_kwargs:
-        identity["model_kwargs"] = redact(to_plain(model.model_kwargs))
     return identity
-
-
-def to_plain(value: Any) -> Any:
-    """Return arguments with the content of each configuration object in its place."""
-    if isinstance(value, Mapping):
-        members = cast("Mapping[Any, Any]", value)
-        return {key: to_plain(member) for key, member in members.items()}
-    if isinstance(value, torch.dtype | torch.device):
-        return str(value)
-    to_dict: Any = getattr(value, "to_dict", None)
-    return to_plain(to_dict()) if callable(to_dict) else value
 
 
 def _find_folder(path: str) -> Path | None:
