@@ -220,7 +220,7 @@ def _describe_problem(
     value = inner[0]["input"] if inner else values[option]
     secrets = set[str]().union(*_secrets(kind).values())
     hidden = secrets.intersection(path) or any(_secrets(_hints(kind)[option]).values())
-    got = "" if hidden else f", got {_show_value(redact(value))}"
+    got = "" if hidden else f", got {format_value(redact(value))}"
     return f"option {name!r} of {owner}{_explain(inner or problems)}{got}"
 
 
@@ -252,8 +252,9 @@ def _describe_bound(problem: ErrorDetails) -> str | None:
     return wanted.replace("a valid integer", "an integer").replace("a valid ", "a ")
 
 
-def _show_value(value: object) -> str:
+def format_value(value: object) -> str:
+    """Return `repr`, also for an int with more digits than Python prints."""
     try:
         return repr(value)
-    except (ValueError, RecursionError):  # an int with more digits than Python prints
+    except (ValueError, RecursionError):
         return f"a value of type {type(value).__name__} that is too large to show"

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, cast
 
 from evalution_core import ConfigurationError
+from evalution_core.options import format_value
 
 
 @contextmanager
@@ -84,12 +85,12 @@ def find_count_problem(value: int, *, least: int) -> str | None:
     return None
 
 
-def format_value(value: object) -> str:
-    """Return `repr`, also for an int with more digits than Python prints."""
-    try:
-        return repr(value)
-    except (ValueError, RecursionError):
-        return f"a value of type {type(value).__name__} that is too large to show"
+def check_count(name: str, value: int, *, least: int) -> None:
+    """Raise `ConfigurationError` unless it is an int from `least` on."""
+    is_int = type(value) is int
+    problem = find_count_problem(value, least=least) if is_int else "must be an int"
+    if problem is not None:
+        raise ConfigurationError(f"{name} {problem}, got {format_value(value)}")
 
 
 _IS_CODE_ALLOWED: ContextVar[bool] = ContextVar("is_code_allowed", default=False)

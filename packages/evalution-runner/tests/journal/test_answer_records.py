@@ -127,7 +127,6 @@ def test_planted_key_is_not_recorded() -> None:
     for text in (
         encode_answer(GenerationOutput("a", "b", runtime=runtime)),
         encode_answer(failure),
-        encode_answer(RequestFailure("http://u:planted@host")),  # pyright: ignore[reportArgumentType]
     ):
         assert "planted" not in text
 

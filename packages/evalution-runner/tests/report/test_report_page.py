@@ -109,9 +109,14 @@ def test_report_without_runs_is_refused(tmp_path: Path) -> None:
         write_report([], tmp_path / "page.html")
 
 
-def test_negative_number_of_samples_is_refused(make_run: Any, tmp_path: Path) -> None:
-    with pytest.raises(ConfigurationError, match="samples_per_suite must not be negative, got -1"):
-        write_report([make_run()], tmp_path / "page.html", samples_per_suite=-1)
+@pytest.mark.parametrize(
+    ("value", "problem"), [(-1, "not be negative, got -1"), ("5", "be an int")]
+)
+def test_number_of_samples_that_is_none_is_refused(
+    make_run: Any, tmp_path: Path, value: Any, problem: str
+) -> None:
+    with pytest.raises(ConfigurationError, match=f"samples_per_suite must {problem}"):
+        write_report([make_run()], tmp_path / "page.html", samples_per_suite=value)
 
 
 def test_unwritable_page_is_reported(make_run: Any, tmp_path: Path) -> None:

@@ -76,8 +76,8 @@ def test_as_many_failures_as_allowed_end_nothing(poisoned: Any) -> None:
         ),
         ({"on_error": None}, "on_error must be record or raise, got None"),
         ({"max_failures": -1}, "max_failures must not be negative, got -1"),
-        ({"max_failures": True}, "max_failures must be a whole number, got True"),
-        ({"max_failures": "3"}, "max_failures must be a whole number, got '3'"),
+        ({"max_failures": True}, "max_failures must be an int, got True"),
+        ({"max_failures": "3"}, "max_failures must be an int, got '3'"),
     ],
 )
 def test_policy_that_makes_no_sense_is_reported(options: dict[str, Any], message: str) -> None:

@@ -293,7 +293,7 @@ def test_options_are_checked_again_before_the_build() -> None:
             {"model": {"path": "builtin:tiny", "revision": "v2"}},
             "model.revision='v2': builtin:tiny is on this machine and has no revisions; leave it",
         ),
-        ({"limit": 0}, "limit must be an int of at least 1, got 0"),
+        ({"limit": 0}, "limit must be at least 1, got 0"),
         ({"limit": 2**40}, "limit must be at most 2147483647, got 1099511627776"),
         ({"output": ""}, "output is empty; name a folder"),
         ({"output": 3}, "output must be a folder's path, got 3"),
@@ -303,7 +303,7 @@ def test_options_are_checked_again_before_the_build() -> None:
             "session must be a live session, as an engine's",
         ),
         ({"session": 0}, "session must be a live session, as an engine's build() gives it, got 0"),
-        ({"limit": True}, "limit must be an int of at least 1, got True"),
+        ({"limit": True}, "limit must be an int, got True"),
     ],
 )
 def test_wrong_argument_is_reported(arguments: dict[str, Any], message: str) -> None:

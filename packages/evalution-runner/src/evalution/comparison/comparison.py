@@ -480,14 +480,13 @@ def _read_flips(
     texts = [side.of(side.run[suite.name]).at(winners) for side in sides]
     for one, other, winner in zip(*texts, winners.values(), strict=True):
         yield Flip(
-            one.index, one.target, _read_answer(one, metric), _read_answer(other, metric), winner
+            one.index, one.target, find_answer(one, metric), find_answer(other, metric), winner
         )
 
 
-def _read_answer(sample: SampleResult, metric: str) -> str | None:
+def find_answer(sample: SampleResult, metric: str | None) -> str | None:
     """Return the text that was compared with the target, or the whole prediction."""
-    extracted: Mapping[str, Any] = sample.extracted
-    found = extracted.get(metric)
+    found = sample.extracted.get(metric or "")
     return found if isinstance(found, str) else sample.prediction
 
 

@@ -32,19 +32,13 @@ from evalution.fidelity.sides import (
 )
 from evalution.fidelity.summary import ArmRecord, list_worst, require_figures, summarize
 from evalution.journal.database import JournalError
-from evalution.parity.check import read_info
+from evalution.parity.check import check_suites, read_info
 from evalution.progress import Progress
-from evalution.runs.preflight import (
-    EngineAndModel,
-    check_engine,
-    check_limit,
-    check_model,
-    parse_tests,
-)
-from evalution.runs.run_identity import declare_suites, find_free_name
+from evalution.runs.preflight import EngineAndModel, check_engine, check_model
+from evalution.runs.run_identity import declare_suites
 from evalution.suites.language_modelling import Perplexity
 from evalution.suites.suite import AnySuite, SuiteDeclaration
-from evalution.user_input import find_count_problem, format_value, parse_path, path_errors
+from evalution.user_input import check_count, parse_path, path_errors
 from evalution_core import (
     BaseInferenceSession,
     Capability,
@@ -84,16 +78,9 @@ class FidelityOptions:
     observe: Callable[[Window, WindowComparison], None] | None = None
 
     def __post_init__(self) -> None:
-        _check_count("top", self.top, least=1)
+        check_count("top", self.top, least=1)
         if self.window is not None:
-            _check_count("window", self.window, least=2)
-
-
-def _check_count(name: str, value: int, *, least: int) -> None:
-    is_int = type(value) is int
-    problem = find_count_problem(value, least=least) if is_int else "must be an int"
-    if problem is not None:
-        raise ConfigurationError(f"{name} {problem}, got {format_value(value)}")
+            check_count("window", self.window, least=2)
 
 
 def measure_fidelity(
@@ -117,7 +104,7 @@ def measure_fidelity(
         EvalutionError: an engine failed.
     """
     options, progress = options or FidelityOptions(), progress or Progress()
-    suites = check_suites(tests, options.limit)
+    suites = {name: suite for name, suite, _ in check_suites(tests, options.limit)}
     subjects = [reference, candidate, *([options.control] if options.control else [])]
     for subject in subjects:
         if isinstance(subject, EngineAndModel):
@@ -412,17 +399,6 @@ def choose_window(asked: int | None, sides: Sequence[OpenSide]) -> int:
             "spec"
         )
     return window
-
-
-def check_suites(tests: Sequence[SuiteDeclaration], limit: int | None) -> dict[str, AnySuite]:
-    """Return suites by their names; raises what can be known before a model is loaded."""
-    check_limit(limit)
-    found: dict[str, AnySuite] = {}
-    for suite in parse_tests(tests):
-        suite.validate()
-        suite.check_samples(limit)
-        found[find_free_name(suite.title, found)] = suite
-    return found
 
 
 def read_text_suite(path: str) -> SuiteDeclaration:

@@ -9,11 +9,12 @@ from pathlib import Path
 
 from evalution.fidelity.divergence import TopRows
 from evalution.fidelity.lockstep import RowSource, SessionTops
-from evalution.fidelity.measurement import FidelityOptions, check_suites, choose_window
+from evalution.fidelity.measurement import FidelityOptions, choose_window
 from evalution.fidelity.reference_file import Recording, ReferenceWriter, check_place
 from evalution.fidelity.requests import PreparedSuite, prepare_suite
 from evalution.fidelity.sides import LiveSide, open_live
 from evalution.fidelity.summary import digest_windows
+from evalution.parity.check import check_suites
 from evalution.progress import Progress
 from evalution.runs.preflight import EngineAndModel, check_engine, check_model
 from evalution.suites.suite import AnySuite, SuiteDeclaration
@@ -58,7 +59,7 @@ def record_reference(
     if top is not None:
         options = replace(options, top=top)
     check_place(path)
-    suites = check_suites(tests, options.limit)
+    suites = {name: suite for name, suite, _ in check_suites(tests, options.limit)}
     _refuse_generations(suites)
     check_model(subject.model, check_engine(subject.engine))
     with open_live(subject, progress, isolate=options.isolate) as side:

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from hashlib import sha256
 from pathlib import Path
-from typing import Any, Protocol, TypeAlias
+from typing import Any, TypeAlias
 
 from evalution.environment import make_engine_record
 from evalution.error_boundary import wrap_errors
@@ -53,52 +53,12 @@ Subject: TypeAlias = EngineAndModel | LiveSession
 """A model that is loaded for the measurement, or a session that is open already."""
 
 
-class OpenSide(Protocol):
-    """A side whose rows can be read.
-
-    `session` is None for recorded rows. `tokenizer` is a digest of what it does to a text of many
-    kinds, None where callers can't have it; `longest` the tokens that it can be fed.
-    """
-
-    @property
-    def session(self) -> BaseInferenceSession | None: ...
-    @property
-    def codec(self) -> TextCodec | None: ...
-    @property
-    def tokenizer(self) -> str | None: ...
-    @property
-    def longest(self) -> int | None: ...
-    @property
-    def top(self) -> int | None:
-        """The number of most likely tokens that were recorded of each position; None: all."""
-        ...
-
-    @property
-    def model(self) -> Model: ...
-
-    def has_engine(self, subject: EngineAndModel) -> bool:
-        """True if its engine is that of `subject`, with the same options."""
-        ...
-
-    def describe(self) -> Side: ...
-
-    def declare(self) -> Mapping[str, Any]:
-        """Return what decides its figures, as JSON."""
-        ...
-
-    def prepare(self, suite: AnySuite) -> None: ...
-
-    def check_windows(self, windows: Sequence[Window]) -> None:
-        """Raise `ConfigurationError` if it is known now that it lacks rows of some."""
-        ...
-
-    def open_rows(self, top: int) -> RowSource:
-        """Return its rows, or its `top` most likely tokens where it has no rows."""
-        ...
-
-
 class LiveSide:
-    """A model on an engine, loaded."""
+    """A model on an engine, loaded.
+
+    `tokenizer` is a digest of what it does to a text of many kinds, None where callers can't have
+    it; `longest` the tokens that it can be fed.
+    """
 
     top = None
 
@@ -114,6 +74,7 @@ class LiveSide:
         self.longest = read_info(self.session).max_model_len
 
     def has_engine(self, subject: EngineAndModel) -> bool:
+        """Return True if its engine is that of `subject`, with the same options."""
         if self._subject.engine is None:
             return False
         kind = type(self._subject.engine)
@@ -126,6 +87,7 @@ class LiveSide:
         return Side(self.model.to_dict(), self._engine, count_weight_bytes(self.model))
 
     def declare(self) -> Mapping[str, Any]:
+        """Return what decides its figures, as JSON."""
         return {
             **declare_run(self._subject.engine, self.model, None, self._engine),
             **list_arithmetic(self._engine),
@@ -145,11 +107,15 @@ class LiveSide:
         """Do nothing: a session computes what it is asked."""
 
     def open_rows(self, top: int) -> RowSource:
+        """Return its rows, or its `top` most likely tokens where it has no rows."""
         return open_rows(self.session, top)
 
 
 class RecordedSide:
-    """Rows in a file, which `evalution fidelity record` wrote."""
+    """Rows in a file, which `evalution fidelity record` wrote.
+
+    `top` is the number of most likely tokens that were recorded of each position; None: all.
+    """
 
     session = None
     codec = None
@@ -178,10 +144,15 @@ class RecordedSide:
         """Do nothing: rows are read as they are."""
 
     def check_windows(self, windows: Sequence[Window]) -> None:
+        """Raise `ConfigurationError` if rows of some weren't recorded."""
         self._file.find(windows)
 
     def open_rows(self, top: int) -> RowSource:
         return self._file
+
+
+OpenSide: TypeAlias = LiveSide | RecordedSide
+"""A side whose rows can be read."""
 
 
 @contextmanager

@@ -29,6 +29,7 @@ from evalution.fidelity.statistics import (
     make_histogram,
 )
 from evalution.fidelity.statistics import summarize as summarize_figures
+from evalution.parity.agreement import find_parting
 from evalution_core import EngineRuntimeError, TextCodec
 
 if TYPE_CHECKING:
@@ -124,20 +125,12 @@ def compare_completions(record: ArmRecord) -> GreedyDivergence | None:
         return None
     pairs = zip(record.reference_completions, record.completions, strict=True)
     steps = [
-        _find_parting(before, after)
+        find_parting(before, after)
         for before, after in pairs
         if before is not None and after is not None
     ]
-    parted = [step for step in steps if step is not None]
+    parted = [step + 1 for step in steps if step is not None]
     return GreedyDivergence(len(steps), len(steps) - len(parted), parted)
-
-
-def _find_parting(before: Sequence[int], after: Sequence[int]) -> int | None:
-    """Return the number of the first token that differs, from 1; None if none does."""
-    for step, (left, right) in enumerate(zip(before, after, strict=False), 1):
-        if left != right:
-            return step
-    return None if len(before) == len(after) else min(len(before), len(after)) + 1
 
 
 class _Compared:

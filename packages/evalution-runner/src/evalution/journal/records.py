@@ -389,12 +389,7 @@ def _make_output(form: _OutputForm, held: object, metadata: dict[str, Any]) -> O
     return form.output(**found, metadata=metadata)
 
 
-def _to_failure_fields(error: object) -> dict[str, str]:
-    if not isinstance(error, EvalutionError):
-        return {
-            "type": EngineRuntimeError.__name__,
-            "message": mask_text(f"the session gave {error!r} as a request's failure"),
-        }
+def _to_failure_fields(error: EvalutionError) -> dict[str, str]:
     known = (
         kind.__name__ for kind in type(error).__mro__ if _find_core_error(kind.__name__) is kind
     )

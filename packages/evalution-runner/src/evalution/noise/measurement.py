@@ -18,17 +18,9 @@ from evalution.fidelity.result import Side
 from evalution.noise.result import NoiseResult, Sampling
 from evalution.noise.statistics import Pass, PassComparison, RowKey, find_verdicts, judge_conditions
 from evalution.parity.agreement import Failed, Generated, Record
-from evalution.parity.check import RequestEncoder, collect, open_side, read_info
+from evalution.parity.check import RequestEncoder, check_suites, collect, open_side, read_info
 from evalution.progress import Progress
-from evalution.runs.preflight import (
-    EngineAndModel,
-    check_capabilities,
-    check_engine,
-    check_limit,
-    check_model,
-    parse_tests,
-)
-from evalution.runs.run_identity import find_free_name
+from evalution.runs.preflight import EngineAndModel
 from evalution.runs.session import SessionHolder
 from evalution.suites.choice_suite import ChoiceSample
 from evalution.suites.suite import AnySuite, SuiteDeclaration
@@ -88,29 +80,12 @@ def measure_noise(
         UnsupportedRequestError: the engine can't do what a suite asks for.
         EvalutionError: the engine failed.
     """
-    suites = _check_suites(subject, tests, limit)
+    suites = {name: suite for name, suite, _ in check_suites(tests, limit, [subject])}
     started, before = datetime.now(UTC).isoformat(timespec="seconds"), perf_counter()
     measurement = _Measurement(subject, suites, limit, progress or Progress(), isolate=isolate)
     measurement.run()
     timings = {"started": started, "total_s": round(perf_counter() - before, 3)}
     return measurement.make_result(timings)
-
-
-def _check_suites(
-    subject: EngineAndModel, tests: Sequence[SuiteDeclaration], limit: int | None
-) -> Mapping[str, AnySuite]:
-    """Return the suites by name; raise what can be known before the model is loaded."""
-    suites = parse_tests(tests)
-    check_limit(limit)
-    engine = check_engine(subject.engine)
-    check_model(subject.model, engine)
-    check_capabilities(suites, engine.capabilities, f"of engine {type(engine).__name__}")
-    found: dict[str, AnySuite] = {}
-    for suite in suites:
-        suite.validate()
-        suite.check_samples(limit)
-        found[find_free_name(suite.title, found)] = suite
-    return found
 
 
 @dataclass(slots=True)

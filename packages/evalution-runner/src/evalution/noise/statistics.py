@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence, Set
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache
 from itertools import combinations
 
@@ -247,16 +247,7 @@ def judge_conditions(
     if not 0.0 < total < math.inf:
         return repeats, None, found
     shared = [
-        condition
-        if condition.variance is None
-        else Condition(
-            condition.name,
-            condition.differences,
-            condition.p_value,
-            condition.variance,
-            condition.variance / total,
-        )
-        for condition in found
+        one if one.variance is None else replace(one, share=one.variance / total) for one in found
     ]
     return repeats, noise / total, shared
 

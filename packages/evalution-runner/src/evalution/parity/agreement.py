@@ -236,7 +236,7 @@ class _Agreement:
 
     def _add_texts(self, key: Key, left: Generated, right: Generated) -> None:
         self._texts += 1
-        token = _find_parting(left.token_ids, right.token_ids)
+        token = find_parting(left.token_ids, right.token_ids)
         if left.token_logprobs is not None and right.token_logprobs is not None:
             end = len(left.token_logprobs) if token is None else token
             same = left.token_logprobs[:end], right.token_logprobs[:end]
@@ -244,7 +244,7 @@ class _Agreement:
                 self._add_tokens(key, *same, left.token_ids)
         if left.text == right.text:
             return
-        character = _find_parting(left.text, right.text)
+        character = find_parting(left.text, right.text)
         assert character is not None
         gap = None if token is None else _find_gap(token, left, right)
         texts = (text[character : character + _AROUND] for text in (left.text, right.text))
@@ -321,7 +321,7 @@ def _is_cut_apart(left: int | None, right: int | None) -> bool:
     return left is not None and right is not None and left != right
 
 
-def _find_parting(left: Sequence[object] | None, right: Sequence[object] | None) -> int | None:
+def find_parting(left: Sequence[object] | None, right: Sequence[object] | None) -> int | None:
     """The first position at which two sequences differ; None if they don't, or aren't known."""
     if left is None or right is None:
         return None

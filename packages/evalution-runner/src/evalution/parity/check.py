@@ -198,7 +198,11 @@ def check_parity(
         EvalutionError: an engine failed.
     """
     sides = {"left": left, "right": right}
-    suites = _check_suites(sides, tests, limit, by_text=by_text)
+    found = check_suites(tests, limit, sides.values())
+    for subject in () if by_text else sides.values():
+        if Capability.TOKEN_IDS not in subject.engine.capabilities:
+            raise _make_ids_error(subject.engine)
+    suites = [_Asked(suite, name, rows) for name, suite, rows in found]
     check = _Check(suites, limit, progress or Progress(), isolate=isolate, by_text=by_text)
     started, before = datetime.now(UTC).isoformat(timespec="seconds"), perf_counter()
     check.run(sides)
@@ -355,28 +359,26 @@ class _Check:
             self._progress.suite_finished()
 
 
-def _check_suites(
-    sides: Mapping[str, EngineAndModel],
-    tests: Sequence[SuiteDeclaration],
-    limit: int | None,
-    *,
-    by_text: bool,
-) -> list[_Asked]:
-    """The suites with the names they get; raises what can be known before a model is loaded."""
+def check_suites(
+    tests: Sequence[SuiteDeclaration], limit: int | None, subjects: Iterable[EngineAndModel] = ()
+) -> list[tuple[str, AnySuite, int]]:
+    """Return each suite with its name and its number of rows.
+
+    Raises:
+        ConfigurationError: what can be known before a model is loaded: an option, a row, a model.
+        UnsupportedRequestError: a suite needs what an engine of `subjects` can't do.
+    """
     suites = parse_tests(tests)
     check_limit(limit)
-    for subject in sides.values():
+    for subject in subjects:
         engine = check_engine(subject.engine)
         check_model(subject.model, engine)
         check_capabilities(suites, engine.capabilities, f"of engine {type(engine).__name__}")
-        if not by_text and Capability.TOKEN_IDS not in engine.capabilities:
-            raise _make_ids_error(engine)
-    found: dict[str, _Asked] = {}
+    found: dict[str, tuple[AnySuite, int]] = {}
     for suite in suites:
         suite.validate()
-        name = find_free_name(suite.title, found)
-        found[name] = _Asked(suite, name, suite.check_samples(limit))
-    return list(found.values())
+        found[find_free_name(suite.title, found)] = suite, suite.check_samples(limit)
+    return [(name, suite, rows) for name, (suite, rows) in found.items()]
 
 
 def _ask_for_gaps(requests: Iterable[tuple[Key, Request]]) -> Iterator[tuple[Key, Request]]:

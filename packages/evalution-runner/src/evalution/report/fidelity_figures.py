@@ -61,13 +61,12 @@ def _name_kl(arm: Arm) -> str:
 
 
 def _draw_suites(suites: Sequence[SuiteFidelity], name: str) -> list[Figure]:
-    lines = {suite.name: (suite.name, "KL") for suite in suites}
     sides = [[(s.name, s.candidate) for s in suites]]
     if suites[0].control is not None:
         sides.append([(s.name, s.control) for s in suites if s.control is not None])
     points = [
         [
-            _make_point(lines[suite], arm.divergence.kl, arm.divergence.is_lower_bound)
+            _make_point(suite, arm.divergence.kl, arm.divergence.is_lower_bound)
             for suite, arm in side
             if not arm.divergence.infinite
         ]
@@ -78,18 +77,17 @@ def _draw_suites(suites: Sequence[SuiteFidelity], name: str) -> list[Figure]:
     figure = make_dot_plot(
         name,
         f"Mean {_name_kl(suites[0].candidate)}",
-        "Dot plot of the mean divergence of {} suites; the table has the same.",
-        list(lines.values()),
+        f"Dot plot of the mean divergence of {len(suites)} suites; the table has the same.",
+        [suite.name for suite in suites],
         points,
         _SIDES[: len(sides)],
     )
-    notes = (_describe_bound(suites[0].candidate), figure.note)
-    note = " ".join(note for note in notes if note)
+    note = _describe_bound(suites[0].candidate)
     return [replace(figure, note=note, x=Axis(from_zero=True))]
 
 
-def _make_point(line: tuple[str, str], estimate: Estimate, is_lower_bound: bool) -> Point:
-    about = f"{line[0]}: {format_estimate(estimate, is_lower_bound=is_lower_bound)}"
+def _make_point(line: str, estimate: Estimate, is_lower_bound: bool) -> Point:
+    about = f"{line}: {format_estimate(estimate, is_lower_bound=is_lower_bound)}"
     return Point(line, estimate.value, _find_interval(estimate), about)
 
 

@@ -8,12 +8,6 @@ from typing import Literal, NamedTuple
 
 from evalution.view.labels import RunLabel
 
-_ROWS_SHOWN = 40
-"""Lines that a figure can hold before it must leave some out."""
-
-Line = tuple[str, str]
-"""A suite and a metric, which have a line of a dot plot or of a curve for themselves."""
-
 
 @dataclass(frozen=True, slots=True)
 class Mark:
@@ -78,7 +72,7 @@ class Figure:
 class Point(NamedTuple):
     """A value in a line of a dot plot with its 95 % interval; pointing at it shows `about`."""
 
-    line: Line
+    line: str
     value: float
     interval: tuple[float, float] | None
     about: str
@@ -88,27 +82,21 @@ def make_dot_plot(
     name: str,
     title: str,
     summary: str,
-    lines: Sequence[Line],
+    lines: Sequence[str],
     points: Sequence[Sequence[Point]],
     labels: Sequence[RunLabel],
 ) -> Figure:
     """Draw lines from top to bottom, in each the runs' points below each other.
 
-    With more than forty lines, the first metric of each suite stays.
-
     Args:
         name: the figure's name, unique on the page.
         title: what it shows.
-        summary: the drawing in words, with `{}` for the number of lines.
-        lines: suites and metrics.
+        summary: the drawing in words.
+        lines: their names, each once.
         points: those of each run, in any order.
         labels: one for each run.
     """
-    shown, note = list(lines), ""
-    if len(lines) > _ROWS_SHOWN:
-        shown = list({line[0]: line for line in reversed(lines)}.values())[::-1]
-        note = f"The first metric of each suite is shown, {len(shown)} of {len(lines)} scores."
-    places = {line: place for place, line in enumerate(shown)}
+    places = {line: place for place, line in enumerate(lines)}
     step = min(0.24, 0.72 / max(len(labels), 1))
     series = [
         _make_dots(label, places, found, (order - (len(labels) - 1) / 2) * step)
@@ -117,13 +105,13 @@ def make_dot_plot(
     return Figure(
         name,
         title,
-        note,
-        summary.format(len(shown)),
-        height=48 + len(shown) * max(30, 15 * len(labels) + 12),
+        "",
+        summary,
+        height=48 + len(lines) * max(30, 15 * len(labels) + 12),
         x=Axis(),
         y=Axis(
-            ticks=[(place, line[0]) for place, line in enumerate(shown)],
-            domain=(len(shown) - 0.5, -0.5),
+            ticks=[(place, line) for place, line in enumerate(lines)],
+            domain=(len(lines) - 0.5, -0.5),
         ),
         series=series,
         intervals="x",
@@ -131,7 +119,7 @@ def make_dot_plot(
 
 
 def _make_dots(
-    label: RunLabel, places: Mapping[Line, int], points: Sequence[Point], offset: float
+    label: RunLabel, places: Mapping[str, int], points: Sequence[Point], offset: float
 ) -> Series:
     marks = [
         Mark(

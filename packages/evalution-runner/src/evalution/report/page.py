@@ -20,7 +20,7 @@ from evalution.result_file import replace_file
 from evalution.results import RunResult
 from evalution.runs.reader import read_run
 from evalution.runs.store import RESULTS
-from evalution.user_input import find_count_problem, format_value, parse_path, read_beginning
+from evalution.user_input import check_count, parse_path, read_beginning
 from evalution.view.labels import RunLabel, label_runs
 from evalution_core import ConfigurationError
 
@@ -95,10 +95,7 @@ def write_report(
         raise ConfigurationError(
             "a report needs at least one run, parity check or fidelity measurement"
         )
-    if problem := find_count_problem(samples_per_suite, least=0):
-        raise ConfigurationError(
-            f"samples_per_suite {problem}, got {format_value(samples_per_suite)}"
-        )
+    check_count("samples_per_suite", samples_per_suite, least=0)
     page = _render_page(runs, parity, fidelity, samples_per_suite).encode(
         "utf-8", "backslashreplace"
     )

@@ -12,8 +12,9 @@ from typing import Literal, cast, get_args
 from evalution.progress import Progress
 from evalution.runs.backend import ModelBackend
 from evalution.runs.preflight import check_limit, check_step
-from evalution.user_input import find_count_problem, format_value
+from evalution.user_input import check_count
 from evalution_core import ConfigurationError, EvalutionError
+from evalution_core.options import format_value
 from evalution_core.plugins import did_you_mean
 
 OnError = Literal["record", "raise"]
@@ -43,13 +44,8 @@ class FailurePolicy:
                 f"on_error must be {' or '.join(words)}, got {format_value(self.on_error)}"
                 f"{did_you_mean(str(self.on_error), words)}"
             )
-        bound = self.max_failures
-        if bound is None:
-            return
-        is_count = type(bound) is int
-        problem = find_count_problem(bound, least=0) if is_count else "must be a whole number"
-        if problem is not None:
-            raise ConfigurationError(f"max_failures {problem}, got {format_value(bound)}")
+        if self.max_failures is not None:
+            check_count("max_failures", self.max_failures, least=0)
 
     def check(self, failed: int, latest: str) -> None:
         """Raise `TooManyFailuresError` if `failed` samples are too many; `latest` is the last."""

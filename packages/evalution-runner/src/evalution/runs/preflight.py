@@ -9,7 +9,7 @@ from typing import Any
 
 from evalution.error_boundary import wrap_errors
 from evalution.suites.suite import AnySuite, expand_suites
-from evalution.user_input import find_count_problem, format_value, parse_path, path_errors
+from evalution.user_input import check_count, parse_path, path_errors
 from evalution_core import (
     BaseEngine,
     BaseInferenceSession,
@@ -70,18 +70,14 @@ def check_session(session: object, engine: object, *, isolate: bool) -> None:
 
 def check_limit(limit: int | None) -> None:
     """Raise `ConfigurationError` unless it is no limit, or a count of rows from 1."""
-    if limit is None:
-        return
-    if type(limit) is not int or limit < 1:
-        raise ConfigurationError(f"limit must be an int of at least 1, got {format_value(limit)}")
-    if problem := find_count_problem(limit, least=1):
-        raise ConfigurationError(f"limit {problem}, got {format_value(limit)}")
+    if limit is not None:
+        check_count("limit", limit, least=1)
 
 
 def check_step(step: int | None) -> None:
     """Raise `ConfigurationError` unless it is no step of training, or a count from 0."""
-    if step is not None and (type(step) is not int or find_count_problem(step, least=0)):
-        raise ConfigurationError(f"step must be an int of at least 0, got {format_value(step)}")
+    if step is not None:
+        check_count("step", step, least=0)
 
 
 def parse_model(model: object) -> Model:

@@ -13,9 +13,9 @@ from pydantic import Field, InstanceOf
 from evalution.rows.local import Row
 from evalution.scoring.filters import Regex
 from evalution.suites.prompted_suite import Template, parse_template
-from evalution.user_input import LARGEST, format_value
+from evalution.user_input import LARGEST
 from evalution_core import BaseEngine, Capability, ConfigurationError, GenerationRequest, Model
-from evalution_core.options import option_fields, validate_options
+from evalution_core.options import format_value, option_fields, validate_options
 from evalution_core.plugins import did_you_mean
 from evalution_core.redaction import redact
 

@@ -20,13 +20,18 @@ from evalution.scoring.metrics import (
     MetricAccumulator,
     Score,
 )
-from evalution.user_input import LARGEST, format_value
+from evalution.user_input import LARGEST
 from evalution_core import (
     Capability,
     ConfigurationError,
 )
 from evalution_core.kinds import RequestKind
-from evalution_core.options import check_option_names, option_fields, option_problems
+from evalution_core.options import (
+    check_option_names,
+    format_value,
+    option_fields,
+    option_problems,
+)
 from evalution_core.redaction import redact
 from evalution_core.requests import Message, Output, Request
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from string import ascii_uppercase
 from typing import Any, cast
@@ -94,13 +94,8 @@ def flatten(value: Mapping[str, Any]) -> dict[str, str]:
 
 def find_differing_keys(columns: Sequence[Mapping[str, object]]) -> list[str]:
     """The names whose values are not the same in all columns, in order of appearance."""
-    names = merge_in_order(columns)
+    names = dict.fromkeys(name for column in columns for name in column)
     return [name for name in names if any(c.get(name) != columns[0].get(name) for c in columns)]
-
-
-def merge_in_order(groups: Iterable[Iterable[str]]) -> list[str]:
-    """Every name of all groups once, in order of appearance."""
-    return list(dict.fromkeys(name for group in groups for name in group))
 
 
 def _list_settings(run: RunResult) -> dict[str, str]:

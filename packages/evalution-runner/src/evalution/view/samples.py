@@ -16,6 +16,7 @@ from typing import Any, cast, get_args
 from evalution.comparison.comparison import (
     Pairing,
     ask_alike,
+    find_answer,
     find_option_differences,
     pair_samples,
     pair_values,
@@ -342,12 +343,6 @@ def _make_others(against: SuiteView, rows: Iterable[int]) -> dict[int, SampleOth
         }
         for at, sample in zip(places, samples, strict=True)
     }
-
-
-def find_answer(sample: SampleResult, metric: str | None) -> str | None:
-    """Return the text that was compared with the target, or the whole prediction."""
-    found = sample.extracted.get(metric or "")
-    return found if isinstance(found, str) else sample.prediction
 
 
 def _find_question(messages: Sequence[Mapping[str, Any]] | None) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
 from evalution.rows.local import Row
@@ -93,27 +93,14 @@ def _pipelines(strict: Regex) -> Mapping[str, Sequence[Filter]]:
     }
 
 
-def _gsm8k(conclusion: str | None = None) -> Dataset:
-    if conclusion is None:
-        return Dataset(
-            "openai/gsm8k", "test", "main", fewshot_split="train", rows=1319, licence="MIT"
-        )
-    return Dataset(
-        "openai/gsm8k",
-        "test",
-        "main",
-        fewshot_rows=format_examples(conclusion),
-        rows=1319,
-        licence="MIT",
-    )
+_GSM8K = Dataset("openai/gsm8k", "test", "main", fewshot_split="train", rows=1319, licence="MIT")
+_PLATINUM = Dataset("madrylab/gsm8k-platinum", "test", "main", draw_extra_shot=True)
 
 
-def _platinum(conclusion: str | None = None) -> Dataset:
-    if conclusion is None:
-        return Dataset("madrylab/gsm8k-platinum", "test", "main", draw_extra_shot=True)
-    return Dataset(
-        "madrylab/gsm8k-platinum", "test", "main", fewshot_rows=format_examples(conclusion)
-    )
+def _with_examples(dataset: Dataset, conclusion: str) -> Dataset:
+    """Return the data set with the worked examples for solved rows, in place of its own."""
+    shots = format_examples(conclusion)
+    return replace(dataset, fewshot_split=None, draw_extra_shot=False, fewshot_rows=shots)
 
 
 @dataclass(kw_only=True)
@@ -125,7 +112,7 @@ class GSM8K(DatasetRows, GenerationSuite):
     """
 
     task = "gsm8k"
-    dataset = _gsm8k()
+    dataset = _GSM8K
     pipelines: ClassVar[Mapping[str, Sequence[Filter]]] = _pipelines(Regex(r"#### (\-?[0-9\.\,]+)"))
     reference_filters: ClassVar[Sequence[Filter]] = _OVERLOOKED
 
@@ -165,7 +152,7 @@ class GSM8KCoT(GSM8KCoTZeroshot):
 
     task = "gsm8k_cot"
     conclusion: ClassVar[str] = "The answer is {}."
-    dataset = _gsm8k(conclusion)
+    dataset = _with_examples(_GSM8K, conclusion)
 
     num_fewshot: NumFewshot = 8
     fixed_shots: FixedShotsOption = True
@@ -190,7 +177,7 @@ class GSM8KCoTLlama(GSM8KCoT):
 
     task = "gsm8k_cot_llama"
     conclusion = "The final answer is {}"
-    dataset = _gsm8k(conclusion)
+    dataset = _with_examples(_GSM8K, conclusion)
     pipelines = _pipelines(
         Regex(r"The final answer is ((-?[$0-9.,]{2,})|(-?[0-9]+))", match="last")
     )
@@ -220,7 +207,7 @@ class GSM8KPlatinum(GSM8K):
     """
 
     task = "gsm8k_platinum"
-    dataset = _platinum()
+    dataset = _PLATINUM
 
 
 @dataclass(kw_only=True)
@@ -228,7 +215,7 @@ class GSM8KPlatinumCoTZeroshot(GSM8KCoTZeroshot):
     """GSM8K-Platinum, the model being asked to think step by step."""
 
     task = "gsm8k_platinum_cot_zeroshot"
-    dataset = _platinum()
+    dataset = _PLATINUM
 
 
 @dataclass(kw_only=True)
@@ -236,7 +223,7 @@ class GSM8KPlatinumCoT(GSM8KCoT):
     """GSM8K-Platinum, after the eight worked examples of Wei et al. 2022 (arXiv:2201.11903)."""
 
     task = "gsm8k_platinum_cot"
-    dataset = _platinum(GSM8KCoT.conclusion)
+    dataset = _with_examples(_PLATINUM, GSM8KCoT.conclusion)
 
 
 @dataclass(kw_only=True)
@@ -248,6 +235,6 @@ class GSM8KPlatinumCoTLlama(GSM8KCoTLlama):
     """
 
     task = "gsm8k_platinum_cot_llama"
-    dataset = _platinum("The final answer is {}")
+    dataset = _with_examples(_PLATINUM, "The final answer is {}")
 
     target_delimiter: TargetDelimiter = " "
