@@ -93,7 +93,7 @@ def to_plain(value: Any) -> Any:
     if isinstance(value, Mapping):
         members = cast("Mapping[Any, Any]", value)
         return {key: to_plain(member) for key, member in members.items()}
-    kind: type[object] = type(value)
+    kind = type(cast("object", value))
     if kind.__module__ == "torch" and kind.__name__ in ("dtype", "device"):
         return str(value)
     to_dict: Any = getattr(value, "to_dict", None)
