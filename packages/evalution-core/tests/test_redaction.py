@@ -269,6 +269,12 @@ def test_secret_of_an_engine_or_model_is_masked_in_any_text(value: object, text:
     assert redact_text(text) == text, "nothing is remembered"
 
 
+def test_secret_with_a_line_break_is_masked_in_a_repr_too() -> None:
+    key = "planted-key\nand-a-line"
+    for text in (f"refused: {key}", f"refused: {key!r}", f"refused: {key.encode()!r}"):
+        assert "planted" not in redact_text(text, [key])
+
+
 def test_what_is_short_or_no_secret_stays_in_texts() -> None:
     careless = Careless(api_key="EMPTY", pad_token="<padding-token>")
     assert find_secrets(careless) == find_secrets({"path": "a-long-enough-path"}) == frozenset()

@@ -95,6 +95,7 @@ def test_unreachable_server_ends_with_exit_code_1(
     [
         ("tiny", "WRONG_KEY", "refuses the key (401); --api-key-env names the variable"),
         ("tiny", "NO_SUCH_KEY", "that environment variable is not set"),
+        ("tiny", "ODD_KEY", "the key in ODD_KEY has a line break or another character that an"),
         ("tyny", "TINY_KEY", "has no model 'tyny'; did you mean 'tiny'"),
     ],
 )
@@ -109,6 +110,7 @@ def test_wrong_key_or_model_name_is_refused_before_any_work(
 ) -> None:
     monkeypatch.setenv("TINY_KEY", key)
     monkeypatch.setenv("WRONG_KEY", "another-key-of-the-test")
+    monkeypatch.setenv("ODD_KEY", "another-key-of-the-test\nand-a-line")
     words = (name, "--target", served, "--api-key-env", variable)
     found = run_in_process(words, tmp_path, monkeypatch)
     assert found.exit_code == 2, found.output

@@ -9,6 +9,7 @@ name for a misspelt one, the JSON schema, and which options are secret or change
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Iterable, Mapping
 from dataclasses import MISSING, Field, dataclass, field, fields, is_dataclass
 from functools import cache
@@ -250,6 +251,21 @@ def _describe_bound(problem: ErrorDetails) -> str | None:
         return None
     wanted = text.removeprefix(_SHOULD_BE)
     return wanted.replace("a valid integer", "an integer").replace("a valid ", "a ")
+
+
+def read_key(variable: str) -> str:
+    """Return the key in an environment variable, without space around it; empty if it isn't set.
+
+    Raises:
+        ConfigurationError: it has a character that no HTTP header can carry.
+    """
+    key = os.environ.get(variable, "").strip()
+    if not (key.isascii() and key.isprintable()):
+        raise ConfigurationError(
+            f"the key in {variable} has a line break or another character that an HTTP header "
+            "can't carry; set the variable to the key alone"
+        )
+    return key
 
 
 def format_value(value: object) -> str:

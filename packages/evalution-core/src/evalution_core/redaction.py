@@ -76,9 +76,12 @@ def _read_variable(name: str, value: object) -> set[str]:
 
 
 def redact_text(text: str, secrets: Iterable[str] = ()) -> str:
-    """Return `text` without `secrets`, the credentials of URLs and of authorization headers."""
+    """Return `text` without `secrets`, the credentials of URLs and of authorization headers.
+
+    A secret with a line break is found in a `repr` of it too.
+    """
     for value in secrets:
-        text = text.replace(value, REDACTED)
+        text = text.replace(value, REDACTED).replace(repr(value)[1:-1], REDACTED)
     text = _URL_CREDENTIALS.sub(REDACTED, text)
     text = _URL_QUERY.sub(rf"\1{REDACTED}", text)
     return _BEARER.sub(lambda found: f"{found[1] or found[2]} {REDACTED}", text)

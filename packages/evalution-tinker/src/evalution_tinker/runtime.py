@@ -16,6 +16,7 @@ from queue import Empty, SimpleQueue
 from typing import Any, cast
 
 from evalution_core import ConfigurationError, EngineUnavailableError
+from evalution_core.options import read_key
 from evalution_core.redaction import redact_text
 from evalution_enginekit import import_runtime, runtime_errors
 from evalution_tinker.options import TinkerOptions
@@ -60,17 +61,12 @@ def find_server(options: TinkerOptions) -> Server:
         ConfigurationError: the key isn't set or isn't accepted, or the address is no URL.
         EngineUnavailableError: nothing answers within `timeout_s`.
     """
-    key = os.environ.get(options.api_key_env, "").strip()
+    key = read_key(options.api_key_env)
     if not key:
         raise ConfigurationError(
             f"engine Tinker reads its key from the environment variable {options.api_key_env}, "
             "which isn't set; set it (for a server that asks for none, to any text that begins "
             "with tml-), or name another with api_key_env"
-        )
-    if not (key.isascii() and key.isprintable()):
-        raise ConfigurationError(
-            f"the key in {options.api_key_env} has a line break or another character that an HTTP "
-            "header can't carry; set the variable to the key alone"
         )
     url = (options.base_url or os.environ.get("TINKER_BASE_URL") or HOSTED).rstrip("/")
     shown = redact_text(url)

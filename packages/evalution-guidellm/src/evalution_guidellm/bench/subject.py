@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -12,6 +11,7 @@ import httpx
 
 from evalution_core import ConfigurationError, EngineUnavailableError, Model, load_engine
 from evalution_core.builtins import builtin_path
+from evalution_core.options import read_key
 from evalution_core.plugins import did_you_mean
 from evalution_core.redaction import redact_text
 
@@ -166,7 +166,7 @@ class ServedSubject:
 
     @property
     def _key(self) -> str:
-        return os.environ.get(self.api_key_env or "", "")
+        return read_key(self.api_key_env or "")
 
     @property
     def _shown(self) -> str:

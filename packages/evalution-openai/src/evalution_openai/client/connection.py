@@ -6,7 +6,6 @@ import asyncio
 import json
 import logging
 import math
-import os
 import random
 import re
 from collections.abc import AsyncGenerator, AsyncIterator, Mapping
@@ -16,6 +15,7 @@ from typing import Any, NoReturn, cast
 import httpx
 
 from evalution_core import ConfigurationError, EngineRuntimeError, EvalutionError
+from evalution_core.options import read_key
 from evalution_core.redaction import find_secrets, redact_text
 from evalution_openai.address import Address
 from evalution_openai.client.responses import (
@@ -408,8 +408,7 @@ def _read_key(options: OpenAIOptions) -> str | None:
         return _check_header(options.api_key, "option 'api_key'")
     if options.api_key_env is None:
         return None
-    named = f"the variable {options.api_key_env!r} in option 'api_key_env'"
-    key = _check_header(os.environ.get(options.api_key_env, ""), named)
+    key = read_key(options.api_key_env)
     if not key:
         raise ConfigurationError(
             f"api_key_env names the environment variable {options.api_key_env!r}, which isn't set; "

@@ -11,6 +11,7 @@ from typing import Any, ClassVar
 from pydantic import BaseModel, ConfigDict, Field, field_validator
 
 from evalution_core import ConfigurationError, EngineUnavailableError
+from evalution_core.options import read_key
 from evalution_core.redaction import redact_text
 from evalution_training.backends import import_library
 from evalution_training.models import NAME
@@ -69,17 +70,12 @@ class TinkerBackend:
         """
         tinker = import_library("tinker", "tinker")
         config = self._config
-        key = os.environ.get(config.api_key_env, "").strip()
+        key = read_key(config.api_key_env)
         if not key:
             raise ConfigurationError(
                 f"backend 'tinker' reads its key from the environment variable "
                 f"{config.api_key_env}, which isn't set; set it (for a server that asks for none, "
                 f"to any text that begins with tml-), or name another with api_key_env"
-            )
-        if not (key.isascii() and key.isprintable()):
-            raise ConfigurationError(
-                f"the key in {config.api_key_env} has a line break or another character that an "
-                "HTTP header can't carry; set the variable to the key alone"
             )
         url = (config.base_url or os.environ.get("TINKER_BASE_URL") or HOSTED).rstrip("/")
         self._check_alive(url, key)
