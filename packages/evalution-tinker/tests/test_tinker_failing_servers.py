@@ -48,6 +48,22 @@ def serving(answer: Write) -> Generator[str]:
             thread.join()
 
 
+def test_redirect_is_not_followed_with_the_key() -> None:
+    asked: list[str] = []
+
+    def moved(request: Any) -> None:
+        request.send_response(302)
+        request.send_header("Location", f"{elsewhere}/taken")
+        request.send_header("Content-Length", "0")
+        request.end_headers()
+
+    with serving(lambda request: asked.append(request.path)) as elsewhere, serving(moved) as url:
+        message = f"redirects to {elsewhere}/taken, which is not followed"
+        with pytest.raises(ConfigurationError, match=message):
+            Tinker(base_url=url).build(Model("builtin:tiny"))
+    assert not asked
+
+
 def test_server_that_fails_after_its_sign_of_life_is_unavailable(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

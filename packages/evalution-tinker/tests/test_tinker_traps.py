@@ -279,6 +279,10 @@ def test_key_that_the_client_rejects_is_an_error(
         ({"base_url": "file:///etc/passwd"}, "must begin with http:// or https://"),
         ({"batch_size": 0}, "'batch_size' of engine Tinker must be at least 1, got 0"),
         ({"max_model_len": 1}, "'max_model_len' of engine Tinker must be at least 2, got 1"),
+        (
+            {"base_url": "http://bob:hunter2@host:80"},
+            r"name and password, .* of 'http://\*\*\*@host",
+        ),
         ({"base_url": "http://host:port"}, r"is not a URL: 'http://host:port' \(nonnumeric port"),
         ({"timeout_s": 0.0}, r"'timeout_s' of engine Tinker must be above 0.*, got 0"),
         ({"timeout_s": float("nan")}, r"'timeout_s' of engine Tinker.*, got .?nan"),
@@ -289,6 +293,12 @@ def test_key_that_the_client_rejects_is_an_error(
 def test_wrong_options_are_refused(options: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigurationError, match=message):
         Tinker(**options).build(TINY)
+
+
+@pytest.mark.parametrize("field", [{"revision": "main"}, {"model_kwargs": {"load_in_4bit": True}}])
+def test_fields_that_the_server_decides_are_refused(server: Any, field: dict[str, Any]) -> None:
+    with pytest.raises(ConfigurationError, match=f"takes no model.{next(iter(field))}"):
+        Tinker(base_url=server.url).build(Model("builtin:tiny", **field))
 
 
 def test_session_attaches_to_the_callers_client_and_leaves_it_open(server: Any) -> None:

@@ -14,7 +14,7 @@ from evalution_core import (
     EngineUnavailableError,
     Model,
 )
-from evalution_training import make_backend, prepare_model
+from evalution_training import TrainingModel, make_backend, prepare_model
 from evalution_training.models import to_evaluated_model, training_model
 
 
@@ -80,6 +80,17 @@ def test_a_failing_prepare_is_not_torn_down(tmp_path: Path) -> None:
         raise AssertionError("there are no handles")
     assert [entry[0] for entry in backend.log] == ["prepare"]
     assert isinstance(caught.value.__cause__, RuntimeError)
+
+
+@pytest.mark.parametrize("fails", ["prepare", "teardown"])
+def test_key_among_the_params_of_a_spec_is_not_repeated(fails: str, tmp_path: Path) -> None:
+    key = "sk-live-0123456789"
+    made = TrainingModel(NOTING, "m", {"api_key": key})
+    backend: Any = made._backend
+    backend.fails, backend.error = fails, RuntimeError(f"401 for key {key}")
+    with pytest.raises(EngineRuntimeError, match="401 for key") as caught, made.prepare(tmp_path):
+        pass
+    assert key not in str(caught.value)
 
 
 def test_missing_library_is_unavailable(tmp_path: Path) -> None:

@@ -36,6 +36,7 @@ from evalution_enginekit import TokenSpan  # noqa: E402
 from evalution_enginekit.distributions import Rows, log_softmax_rows  # noqa: E402
 from evalution_reference import Reference  # noqa: E402
 from evalution_training.rollout import RolloutCheck, RolloutResult  # noqa: E402
+from evalution_training.training_side import cast_weights  # noqa: E402
 from evalution_transformers.session import TransformersSession  # noqa: E402
 
 PROSE = [evalution.Perplexity(data="builtin:tiny/prose", text="text", max_rows=8)]
@@ -137,11 +138,23 @@ def test_wrong_temperature_of_distributions_is_named(
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
-def test_wrong_dtype_is_named(dtype: str, model: Any, tokenizer: Any, serve: Serve) -> None:
+def test_wrong_dtype_is_named(
+    dtype: str, model: Any, tokenizer: Any, serve: Serve, tmp_path: Path
+) -> None:
     found = check(model, tokenizer, serve(model.to(getattr(torch, dtype)).float()))
     assert found.verdict == "in sync"
-    found = check(model, tokenizer, serve(deepcopy(model).to(getattr(torch, dtype))))
+    model.save_pretrained(tmp_path)
+    load = transformers.AutoModelForCausalLM.from_pretrained
+    served = load(tmp_path, dtype=getattr(torch, dtype))
+    found = check(model, tokenizer, serve(served))
     assert (found.verdict, found.detail) == ("dtype", f"it computes in {dtype}")
+    tensors = (
+        {**dict(each.named_parameters()), **dict(each.named_buffers())}
+        for each in (served, cast_weights(deepcopy(model), getattr(torch, dtype)))
+    )
+    for one, other in zip(*(each.items() for each in tensors), strict=True):
+        assert one[0] == other[0]
+        torch.testing.assert_close(one[1], other[1], rtol=0, atol=0)
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])

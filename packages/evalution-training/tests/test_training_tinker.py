@@ -16,9 +16,17 @@ from evalution_training import make_backend, prepare_model
 
 Install = Callable[..., Path]
 STUB = """
+from concurrent.futures import Future
+
 class ServiceClient:
     def __init__(self, *, base_url, api_key):
-        self.base_url, self.api_key = base_url, api_key
+        self.base_url, self.api_key, self.ended = base_url, api_key, []
+
+    def close(self, status):
+        self.ended.append(status)
+        future = Future()
+        future.set_result(None)
+        return future
 """
 KEY = "tml-a-very-secret-key"
 
@@ -36,6 +44,8 @@ class Handler(BaseHTTPRequestHandler):
     def do_GET(self) -> None:
         self.server.asked.append((self.path, self.headers["X-API-Key"]))
         self.send_response(self.server.status)
+        if self.server.status == 302:
+            self.send_header("Location", "http://127.0.0.1:9/elsewhere")
         self.end_headers()
 
     def log_message(self, format: str, *args: Any) -> None: ...
@@ -76,6 +86,7 @@ def test_any_answer_counts_as_alive(server: Server, status: int, tmp_path: Path)
     assert server.asked == [("/api/v1/get_server_capabilities", KEY)]
     client = handles.pop("service_client")
     assert (client.base_url, client.api_key) == (make_url(server), KEY)
+    assert client.ended == ["success"]
     assert handles == {
         "backend": "tinker",
         "model_name": "org/m",
@@ -104,6 +115,19 @@ def test_rejected_key_is_reported(server: Server, tmp_path: Path) -> None:
     server.status = 401
     with pytest.raises(ConfigurationError, match=r"refuses the key in TINKER_API_KEY \(HTTP 401\)"):
         prepare_handles(tmp_path, base_url=make_url(server))
+
+
+def test_redirect_is_not_followed_with_the_key(server: Server, tmp_path: Path) -> None:
+    server.status = 302
+    with pytest.raises(ConfigurationError, match=r"to http://127\.0\.0\.1:9/elsewhere, which"):
+        prepare_handles(tmp_path, base_url=make_url(server))
+
+
+@pytest.mark.parametrize("place", ["tinker.example", "tinker.example:80/x"])
+def test_password_in_the_address_is_refused_unshown(place: str, tmp_path: Path) -> None:
+    with pytest.raises(ConfigurationError, match="holds a name and password") as raised:
+        prepare_handles(tmp_path, base_url=f"http://bob:hunter2secret@{place}")
+    assert "hunter2" not in str(raised.value)
 
 
 def test_key_with_a_line_break_is_reported_without_it(

@@ -12,6 +12,7 @@ from evalution_core.builtins import builtin_path
 from evalution_core.plugins import did_you_mean
 from evalution_core.redaction import redact_text
 from evalution_enginekit import RequestLoop, Tokenizer, load_tokenizer, runtime_errors
+from evalution_enginekit.model_source import refuse_model_fields
 from evalution_tinker.options import TinkerOptions
 from evalution_tinker.probe import probe_server
 from evalution_tinker.runtime import (
@@ -28,6 +29,11 @@ from evalution_tinker.runtime import (
 from evalution_tinker.session import TinkerSession
 from evalution_tinker.upstream import Sampling
 
+_REMEDIES = {
+    "model_kwargs": "the server loads the model; leave them out",
+    "revision": "the server decides which weights a name has (a tokenizer of one goes into "
+    "tokenizer_path as a folder); leave it out",
+}
 _PROBE = "The first of 3"
 _NO_WINDOW = "the server reports no window, so it decides what is too long; set max_model_len"
 
@@ -36,6 +42,7 @@ def build_session(
     options: TinkerOptions, capabilities: frozenset[Capability], model: Model
 ) -> TinkerSession:
     """Build a session on a client of its own; raises as `Tinker.build`."""
+    refuse_model_fields(options, model, _REMEDIES)
     tinker = import_tinker()
     server = find_server(options)
     name = model.path or next(iter(server.models), None)

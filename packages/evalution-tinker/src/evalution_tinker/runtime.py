@@ -24,7 +24,17 @@ from evalution_tinker.options import TinkerOptions
 TINKER = ">=0.24.1"
 HOSTED = "https://tinker.thinkingmachines.dev/services/tinker-prod"
 """The client's own default."""
-_REFUSED = (401, 403)
+_REFUSED, _MOVED = (401, 403), (301, 302, 303, 307, 308)
+
+
+class _NoRedirects(urllib.request.HTTPRedirectHandler):
+    """Follows no redirect: urllib would send the key to the address that an answer names."""
+
+    def redirect_request(self, *_: Any, **__: Any) -> None:
+        return None
+
+
+_OPENER = urllib.request.build_opener(_NoRedirects)
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,10 +84,21 @@ def find_server(options: TinkerOptions) -> Server:
         raise ConfigurationError(
             f"base_url of engine Tinker must begin with http:// or https://, got {shown!r}"
         )
+    if "@" in url.partition("://")[2].partition("/")[0]:
+        raise ConfigurationError(
+            "base_url of engine Tinker holds a name and password, which aren't sent to the server: "
+            f"leave them out of {shown!r}"
+        )
     try:
         answer = get_json(f"{url}/api/v1/get_server_capabilities", key, options.timeout_s)
     except urllib.error.HTTPError as error:
         error.close()
+        if error.code in _MOVED:
+            target = redact_text(error.headers.get("location", "another address"))
+            raise ConfigurationError(
+                f"the server at {shown} redirects to {target}, which is not followed, so that no "
+                "key goes to another address; set base_url to the right one"
+            ) from None
         if error.code in _REFUSED:
             raise ConfigurationError(
                 f"the server at {redact_text(url)} refuses the key in {options.api_key_env} (HTTP "
@@ -108,9 +129,7 @@ def read_server_name(url: str) -> str:
 def get_json(url: str, key: str | None, timeout_s: float) -> dict[str, Any]:
     """Return the JSON object at `url`; raises `OSError`, `ValueError` or `HTTPException`."""
     headers = {} if key is None else {"X-API-Key": key}
-    with urllib.request.urlopen(
-        urllib.request.Request(url, headers=headers), timeout=timeout_s
-    ) as r:
+    with _OPENER.open(urllib.request.Request(url, headers=headers), timeout=timeout_s) as r:
         found: Any = json.loads(r.read())
     if not isinstance(found, dict):
         raise ValueError("the answer is not a JSON object")

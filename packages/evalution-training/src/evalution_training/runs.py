@@ -64,9 +64,19 @@ def prepare_model(
             f"params go to a backend that is named; {type(backend).__name__} is made already"
         )
     declared = training_model(model)
+    with _prepared(backend, declared, run_dir, params or {}) as handles:
+        yield handles
+
+
+@contextmanager
+def _prepared(
+    backend: TrainingBackend,
+    declared: dict[str, Any],
+    run_dir: str | os.PathLike[str],
+    secrets: Mapping[str, Any],
+) -> Generator[dict[str, Any]]:
     name = getattr(backend, "name", type(backend).__name__)
     _make_folder(Path(run_dir))
-    secrets = params or {}
     with _wrap_errors(f"backend {name!r} could not prepare {declared[NAME]}", secrets):
         handles = backend.prepare(model=declared, run_dir=os.fspath(run_dir))
     if not isinstance(handles, dict):  # pyright: ignore[reportUnnecessaryIsInstance]
@@ -147,7 +157,7 @@ class TrainingModel:
 
     def prepare(self, run_dir: Path) -> AbstractContextManager[dict[str, Any]]:
         """Return a context with its handles, as the function `prepare_model` does."""
-        return prepare_model(self._backend, model=self._declared, run_dir=run_dir)
+        return _prepared(self._backend, self._declared, run_dir, self._params)
 
 
 def read_backend(name: str, options: Mapping[str, Any], model: Any, folder: Path) -> TrainingModel:

@@ -80,7 +80,7 @@ class TrainingSide:
         context: AbstractContextManager[Any] = nullcontext()
         if dtype is not None:
             torch = import_library("torch", "local")
-            handles["model"] = deepcopy(trained).to(getattr(torch, dtype))
+            handles["model"] = cast_weights(deepcopy(trained), getattr(torch, dtype))
         elif not with_adapters and isinstance(trained, _AdaptedModel):
             context = trained.disable_adapter()
         with context, self.engine.attach(handles, self.model) as session:
@@ -95,6 +95,14 @@ class TrainingSide:
         """Return the mean KL in nats between the model and its copy in `dtype`."""
         with self.open(dtype) as cast, self.open() as session:
             return measure_kl(open_rows(cast, top), open_rows(session, top), windows)
+
+
+def cast_weights(model: Any, dtype: Any) -> Any:
+    """Cast what a checkpoint stores; rotary frequencies, which it doesn't, stay as a server's."""
+    for tensor in model.state_dict(keep_vars=True).values():
+        if tensor.is_floating_point():
+            tensor.data = tensor.data.to(dtype)
+    return model
 
 
 def measure_kl(reference: RowSource, side: RowSource, windows: Sequence[Window]) -> float:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import logging
 import os
+import threading
 import urllib.error
 import urllib.request
 from http.client import HTTPException, InvalidURL
@@ -18,8 +20,22 @@ from evalution_training.models import NAME
 
 HOSTED = "https://tinker.thinkingmachines.dev/services/tinker-prod"
 """The client's own default."""
-_REFUSED = (401, 403)
+_REFUSED, _MOVED = (401, 403), (301, 302, 303, 307, 308)
 _LONGEST_S = 86_400
+_ENDING_S = 10.0
+"""Seconds for ending the session at the server."""
+
+_log = logging.getLogger(__name__)
+
+
+class _NoRedirects(urllib.request.HTTPRedirectHandler):
+    """Follows no redirect: urllib would send the key to the address that an answer names."""
+
+    def redirect_request(self, *_: Any, **__: Any) -> None:
+        return None
+
+
+_OPENER = urllib.request.build_opener(_NoRedirects)
 
 
 class TinkerConfig(BaseModel):
@@ -90,8 +106,12 @@ class TinkerBackend:
         }
 
     def teardown(self, handles: dict[str, Any]) -> None:
-        """Drop the client; the server ends a session that sends no sign of life."""
-        handles.pop("service_client", None)
+        """End the session at the server, within ten seconds; the client's heartbeat keeps it."""
+        if (service := handles.pop("service_client", None)) is not None:
+            # On a thread: a client that can't connect holds the lock that its `close` takes.
+            ending = threading.Thread(target=_end_session, args=(service,), daemon=True)
+            ending.start()
+            ending.join(_ENDING_S)
 
     def _check_alive(self, url: str, key: str) -> None:
         """Raise unless a server answers: without one, the client would retry endlessly."""
@@ -100,12 +120,23 @@ class TinkerBackend:
             raise ConfigurationError(
                 f"base_url of backend 'tinker' must begin with http:// or https://, got {shown!r}"
             )
+        if "@" in url.partition("://")[2].partition("/")[0]:
+            raise ConfigurationError(
+                "base_url of backend 'tinker' holds a name and password, which aren't sent to the "
+                f"server: leave them out of {shown!r}"
+            )
         address, timeout = f"{url}/api/v1/get_server_capabilities", self._config.timeout
         request = urllib.request.Request(address, headers={"X-API-Key": key})
         try:
-            urllib.request.urlopen(request, timeout=timeout).close()
+            _OPENER.open(request, timeout=timeout).close()
         except urllib.error.HTTPError as error:
             error.close()
+            if error.code in _MOVED:
+                target = redact_text(error.headers.get("location", "another address"))
+                raise ConfigurationError(
+                    f"the server at {shown} redirects to {target}, which is not followed, so that "
+                    "no key goes to another address; set base_url to the right one"
+                ) from None
             if error.code in _REFUSED:
                 raise ConfigurationError(
                     f"the server at {shown} refuses the key in {self._config.api_key_env} (HTTP "
@@ -120,3 +151,13 @@ class TinkerBackend:
                 f"no Tinker-compatible server answers at {shown} within {timeout:g} s "
                 f"({redact_text(str(error), (key,))}); start it, or name another with base_url"
             ) from None
+
+
+def _end_session(service: Any) -> None:
+    try:
+        if hasattr(service, "close"):
+            service.close("success").result(timeout=_ENDING_S)
+        else:  # tinker 0.24 closes what is inside
+            service.holder.close()
+    except Exception as error:  # noqa: BLE001 - the server drops the session by itself then
+        _log.info("the session at the server was not ended: %s", redact_text(str(error)))
