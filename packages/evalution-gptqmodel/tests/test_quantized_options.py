@@ -15,7 +15,7 @@ from evalution_core import ConfigurationError, EngineUnavailableError, Model
 from evalution_core.options import options_schema
 from evalution_gptqmodel import GPTQModel, runtime
 from evalution_gptqmodel.layers import dequantize
-from evalution_gptqmodel.load import choose_dtype
+from evalution_gptqmodel.load import choose_dtype, load_model
 
 
 @pytest.fixture
@@ -144,6 +144,14 @@ def test_dequantized_layers_have_no_kernels_to_choose(
         "dequantize=True leaves no quantised layer for backend or model_kwargs device_map to "
         "place; leave both out"
     )
+
+
+def test_dequantized_weights_are_cast_without_the_rotary_frequencies(quantized: Path) -> None:
+    engine = GPTQModel(device="cpu", dtype="bfloat16", dequantize=True)
+    loaded: Any = load_model(engine, Model(path=str(quantized))).model
+    assert {weights.dtype for weights in loaded.parameters()} == {torch.bfloat16}
+    buffers = {name.rpartition(".")[2]: found.dtype for name, found in loaded.named_buffers()}
+    assert buffers["inv_freq"] == torch.float32
 
 
 def test_a_layer_without_readable_weights_is_named() -> None:

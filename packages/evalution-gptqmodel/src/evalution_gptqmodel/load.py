@@ -98,8 +98,12 @@ def load_model(options: GPTQModelOptions, model: Model) -> LoadedModel:
     execution = {**describe_quantization(found.model, settings), "quantized_backend": "dequantized"}
     modules = cast("torch.nn.Module", found.model)
     dequantize(modules, find_packable_layer())
-    dtype = "float32" if options.dtype == "auto" else options.dtype
-    modules.to(device=resolve_device(options.device), dtype=getattr(torch, dtype))
+    dtype = getattr(torch, "float32" if options.dtype == "auto" else options.dtype)
+    # `to(dtype)` would round the rotary frequencies too, which every loader keeps in float32.
+    for tensor in modules.state_dict(keep_vars=True).values():
+        if tensor.is_floating_point():
+            tensor.data = tensor.data.to(dtype)
+    modules.to(device=resolve_device(options.device))
     return replace(found, execution=execution)
 
 
