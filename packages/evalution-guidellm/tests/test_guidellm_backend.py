@@ -268,6 +268,8 @@ def test_keys_are_redacted_in_reports() -> None:
     options = {"base_url": "http://127.0.0.1:9", "api_key": "a-secret-of-the-test"}
     configured = backend(engine="OpenAICompatible", options=options)
     assert configured.info["options"] == {"base_url": "http://127.0.0.1:9", "api_key": "***"}
+    headers = {"base_url": "http://127.0.0.1:9", "extra_headers": {"X-Odd": "odd-0815-0815"}}
+    assert "odd-0815" not in str(backend(engine="OpenAICompatible", options=headers).info)
     assert "a-secret" not in repr(configured._arguments)
     assert pickle.loads(pickle.dumps(configured))._arguments.options == options
 

@@ -88,6 +88,9 @@ def test_llama3_call_is_parsed(name: str, arguments: dict[str, Any]) -> None:
         ("no call at all", "hermes"),
         ("[1] as Smith says", "mistral"),
         ('{"colour": "red"}', "llama3"),
+        ('{"name": "Marie Curie", "born": 1867}', "llama3"),
+        ('[{"name": "Marie Curie"}, {"name": "Lise Meitner"}]', "mistral"),
+        ('{"answer": {"name": "x"}}', "llama3"),
         (" kept ", "hermes"),
     ],
 )
@@ -107,7 +110,7 @@ def _nest(levels: int) -> str:
         ('<tool_call>{"arguments": {}}</tool_call>', "hermes", "it has no name"),
         ('<tool_call>{"name": "a", "arguments": "b"}', "hermes", "its arguments are no JSON"),
         ('{"name": "a", "parameters": {', "llama3", "can't be read"),
-        ('[{"name": 5}]', "mistral", "it has no name"),
+        ('[TOOL_CALLS] [{"name": 5}]', "mistral", "it has no name"),
         (f"<tool_call>{_nest(200_000)}", "hermes", "can't be read, "),
         (f"[TOOL_CALLS][{_nest(200_000)}]", "mistral", "can't be read, "),
         (_nest(200_000), "llama3", "can't be read, "),

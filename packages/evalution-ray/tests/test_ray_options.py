@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import pickle
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -14,10 +15,32 @@ from evalution.replicas import Replicas
 from evalution_core import Capability, ConfigurationError, EngineSpec
 from evalution_core.options import numeric_options
 from evalution_enginekit.mock import MOCK_CAPABILITIES, Mock
-from evalution_ray import RayReplicas
+from evalution_ray import RayReplicas, connection
 from evalution_ray.engine import count_actors, format_nodes, format_resources
 
 MOCK = "evalution_enginekit.mock:Mock"
+
+
+class ConnectedRay:
+    """Ray in a process that somebody has connected to a cluster."""
+
+    def is_initialized(self) -> bool:
+        return True
+
+    def get_runtime_context(self) -> Any:
+        return SimpleNamespace(gcs_address="10.0.0.7:6379")
+
+
+def test_address_that_is_left_out_is_the_cluster_of_the_process(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(connection, "load_ray", ConnectedRay)
+    monkeypatch.setenv("RAY_ADDRESS", "head:6379")
+    with connection.connect(None, log_to_driver=False) as ray:
+        assert ray.is_initialized()
+    refused = pytest.raises(ConfigurationError, match=r"connected to 10\.0\.0\.7:6379 already")
+    with refused, connection.connect("head:6379", log_to_driver=False):
+        raise AssertionError("it is another cluster")
 
 
 def test_inner_engine_may_be_given_in_any_form() -> None:

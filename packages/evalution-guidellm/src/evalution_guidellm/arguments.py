@@ -19,7 +19,7 @@ from evalution_core import (
     load_engine,
 )
 from evalution_core.plugins import did_you_mean
-from evalution_core.redaction import redact
+from evalution_core.redaction import REDACTED, find_secrets, redact
 
 BODY_FIELDS = ("temperature", "top_p", "top_k", "seed", "stop", "ignore_eos", "max_tokens")
 """Fields that `extras.body` may add to every request."""
@@ -131,9 +131,18 @@ class EvalutionBackendArgs(BackendArgs):
                     )
         return self
 
-    @field_serializer("options", "model_options", when_used="json")
+    @field_serializer("options", when_used="json")
+    def _redact_options(self, values: dict[str, Any]) -> Any:
+        """Reports and what is printed hold no credentials; the engine knows which options are."""
+        engine = self.make_engine()
+        hidden = {name for name, value in engine.to_dict().items() if value == REDACTED}
+        return {
+            name: REDACTED if name in hidden else value
+            for name, value in redact(values, find_secrets(engine)).items()
+        }
+
+    @field_serializer("model_options", when_used="json")
     def _redact(self, values: dict[str, Any]) -> Any:
-        """Reports and what is printed hold no credentials."""
         return redact(values)
 
     def make_engine(self) -> BaseEngine:

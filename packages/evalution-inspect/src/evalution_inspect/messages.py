@@ -111,6 +111,7 @@ _SIGNS: tuple[tuple[ToolFormat, str, str], ...] = (
 )
 """Text that a template of each form holds, and text of newer forms with the same sign."""
 _HERMES = re.compile(r"<tool_call>(.*?)(?:</tool_call>|\Z)", re.DOTALL)
+_ARGUMENTS = '"arguments"', '"parameters"'
 _UNNAMED = "unknown"
 """Inspect's own name for a call that can't be read."""
 _DEEPEST = 100
@@ -170,6 +171,9 @@ def split_tool_calls(text: str, form: ToolFormat) -> tuple[str, list[ToolCall]]:
 def _split_bare_calls(text: str, bare: str, *, opening: str) -> tuple[str, list[ToolCall]]:
     """Of a form in which a completion is either an answer or calls."""
     if not bare.startswith(opening) or '"name"' not in bare:
+        return text, []
+    # Without the form's sign, JSON may be the answer: only a call has arguments.
+    if bare == text.strip() and not any(key in bare for key in _ARGUMENTS):
         return text, []
     try:
         found: Any = json.loads(bare)

@@ -250,6 +250,29 @@ def test_key_is_sent_and_never_shown(
     assert header not in seen
 
 
+def test_key_of_a_header_is_not_repeated_without_its_word(
+    connect: Callable[..., Any], server: Any
+) -> None:
+    session = connect(extra_headers={"X-Authorization": f"Bearer {KEY}"})
+    server.fails(PATH, lambda _: httpx.Response(400, text=f"wrong: {KEY}"))
+    with pytest.raises(InvalidRequestError, match="wrong: ") as caught:
+        session.generate([REQUEST])
+    assert KEY not in str(caught.value)
+
+
+def test_own_authorization_takes_the_place_of_the_keys(
+    connect: Callable[..., Any], server: Any
+) -> None:
+    connect(api_key=KEY, extra_headers={"authorization": "Token other-key-123"})
+    assert server.requests[0].headers.get_list("authorization") == ["Token other-key-123"]
+
+
+@pytest.mark.parametrize("name", ["X-Ключ", "X Y", ""])
+def test_name_that_no_header_can_have_is_refused(connect: Callable[..., Any], name: str) -> None:
+    with pytest.raises(ConfigurationError, match="which names no HTTP header: a name has letters"):
+        connect(extra_headers={name: "value"})
+
+
 def test_a_key_that_is_not_set_is_named(
     connect: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:

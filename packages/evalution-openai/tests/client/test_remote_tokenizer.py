@@ -59,3 +59,9 @@ def test_detokenize_without_a_text_is_named() -> None:
     tokenizer = RemoteTokenizer(lambda path, body: {"tokens": [1]}, "", None, {})
     with pytest.raises(EngineRuntimeError, match="without a text in 'prompt' or 'text'"):
         tokenizer.decode([1])
+
+
+def test_ids_that_a_caller_changes_are_not_those_of_the_next() -> None:
+    tokenizer = RemoteTokenizer(lambda path, body: {"tokens": [72, 105]}, "", None, {})
+    tokenizer.encode("Hi").append(33)
+    assert tokenizer.encode("Hi") == [72, 105]

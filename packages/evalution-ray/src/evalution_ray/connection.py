@@ -70,12 +70,12 @@ def connect(address: str | None, *, log_to_driver: bool) -> Generator[Ray]:
     """
     global _own
     ray = load_ray()
-    if address is None:
-        address = os.environ.get(_ADDRESS) or None
     with _lock:
         if ray.is_initialized():
             _check_same(ray, address)
         else:
+            if address is None:
+                address = os.environ.get(_ADDRESS) or None
             _init(ray, address, log_to_driver=log_to_driver)
             _own = _Own(address)
         own = _own

@@ -131,7 +131,7 @@ class ServedSubject:
             ConfigurationError: the URL, the key or the name is wrong.
             EngineUnavailableError: no server answers.
         """
-        names = [str(entry.get("id")) for entry in self._list_models()]
+        names = self._list_models()
         if self.model is None:
             return replace(self, model=names[0] if names else None)
         if names and self.model not in names:
@@ -172,7 +172,7 @@ class ServedSubject:
     def _shown(self) -> str:
         return redact_text(self.target)
 
-    def _list_models(self) -> list[Mapping[str, Any]]:
+    def _list_models(self) -> list[str]:
         url = f"{self.target.rstrip('/').removesuffix('/v1')}/v1/models"
         headers = {"Authorization": f"Bearer {self._key}"} if self._key else {}
         try:
@@ -195,7 +195,7 @@ class ServedSubject:
             )
         try:
             response.raise_for_status()
-            return list(response.json()["data"])
+            return [str(entry["id"]) for entry in response.json()["data"]]
         except (httpx.HTTPStatusError, ValueError, KeyError, TypeError):
             raise ConfigurationError(
                 f"{self._shown} is no OpenAI-style server: /v1/models gave {response.status_code} "

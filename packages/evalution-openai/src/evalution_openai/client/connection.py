@@ -48,6 +48,7 @@ _TOO_MANY = 429
 _LEAST_SECRET = 8
 _CREDENTIAL = re.compile(r"(?i)auth|cookie|cred|key|pass|secret|sig|token")
 """Names of headers whose values are removed from answers that repeat them."""
+_NAME = re.compile(r"[A-Za-z0-9!#$%&'*+.^_`|~-]+")
 _HEADER = re.compile(r"[\t\x20-\x7e]*")
 _LOG_EVERY_S = 10.0
 _EVENT_FIELDS = frozenset({b"", b"data", b"event", b"id", b"retry"})
@@ -84,13 +85,15 @@ class ServerConnection:
         self._options = options
         key = _read_key(options)
         headers = {
-            name: _check_header(text, f"option 'extra_headers' ({name!r})")
+            _check_name(name): _check_header(text, f"option 'extra_headers' ({name!r})")
             for name, text in options.extra_headers.items()
         }
-        if key:
-            headers.setdefault("Authorization", f"Bearer {key}")
+        if key and "authorization" not in map(str.lower, headers):
+            headers["Authorization"] = f"Bearer {key}"
         named = [text for name, text in headers.items() if _CREDENTIAL.search(name)]
-        credentials = {*named, key or ""} - {""}
+        # A server repeats KEY of "Bearer KEY", and the password of the address, by itself.
+        bare = [text.rpartition(" ")[2] for text in named]
+        credentials = {*named, *bare, key or "", *find_secrets(options.base_url)} - {""}
         self._credentials = [
             text.encode()
             for text in credentials
@@ -390,6 +393,15 @@ def _redirect_message(response: httpx.Response) -> str:
         f"{url.path} redirects to {redact_text(str(target.copy_with(query=None)))}, which is "
         "not followed, so that no key goes to another address; set base_url to the right one"
     )
+
+
+def _check_name(name: str) -> str:
+    if not _NAME.fullmatch(name):
+        raise ConfigurationError(
+            f"option 'extra_headers' of engine OpenAICompatible has {name!r}, which names no "
+            "HTTP header: a name has letters, digits and -_.~!#$%&'*+^`|"
+        )
+    return name
 
 
 def _check_header(text: str, where: str) -> str:

@@ -52,7 +52,7 @@ class RemoteTokenizer:
         self._root = root
         self._model = {"model": model} if model else {}
         self._variables = dict(variables or {})
-        self.encode = lru_cache(_REMEMBERED)(self._encode)
+        self._remember = lru_cache(_REMEMBERED)(self._encode)
         specials = {n: t for n in SPECIAL_TOKENS if isinstance(t := facts.get(n), str)}
         self.chat_template: ChatTemplate | None = self._local_template(facts, specials)
         if self.chat_template is None:
@@ -75,6 +75,9 @@ class RemoteTokenizer:
         self.special_ids = frozenset(special or (i for i in known if i is not None))
         size: Any = facts.get("vocabulary_size")
         self.vocabulary_size = size if isinstance(size, int) else _UNKNOWN_VOCABULARY
+
+    def encode(self, text: str) -> list[int]:
+        return list(self._remember(text))
 
     def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
         body = {"tokens": list(token_ids), "skip_special_tokens": skip_special_tokens}
