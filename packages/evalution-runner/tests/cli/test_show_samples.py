@@ -81,6 +81,19 @@ def test_rows_that_a_metric_where_lower_is_better_calls_wrong(
     assert shown.splitlines()[-1] == "1 of 1 samples"
 
 
+def test_least_verdict_of_a_scale_is_neither_right_nor_wrong(
+    large: Path, command_line: Any
+) -> None:
+    results = json.loads((large / "results.json").read_text("utf-8"))
+    (metric,) = results["suites"][0]["metrics"].values()
+    metric["row_range"] = [1.0, 5.0]
+    (large / "results.json").write_text(json.dumps(results), "utf-8")
+    rows = [SampleResult("sums", row, metrics={"acc": 1.0}) for row in range(3)]
+    (large / "samples.jsonl").write_bytes(b"".join(map(to_line, rows)))
+    refused = command_line("show", "large", "--samples", "sums", "--wrong")
+    assert "calls no sample right or wrong" in refused.stderr
+
+
 def test_the_whole_list_as_json_is_one_document(large: Path, command_line: Any) -> None:
     samples = [sample(row, 'a\n"b"') for row in range(12)]
     (large / "samples.jsonl").write_bytes(b"".join(map(to_line, samples)))

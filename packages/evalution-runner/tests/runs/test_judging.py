@@ -310,6 +310,56 @@ def test_answers_are_compared_with_those_of_another_run(
     assert found.metrics["position_changed"].value == 0.0
 
 
+def test_each_of_two_suites_is_compared_with_its_own_of_the_other_run(
+    scripted: Any, panel: Any, tmp_path: Path
+) -> None:
+    def run(words: str, output: str, judge: Judge | None = None) -> None:
+        first, second = words.split()
+        model = panel(lambda prompt: first if prompt.startswith("1st") else second)
+        prompts = ("1st {q}", "2nd {q}")
+        suites = [Generation(data=ROWS, prompt=p, target="a", judge=judge) for p in prompts]
+        evalution.run(
+            engine=scripted(model.session), model="m", tests=suites, output=tmp_path / output
+        )
+
+    run("one two", "other")
+    judge = panel(lambda asked: "VERDICT: TIE")
+    made = Judge(
+        engine=scripted(judge.session),
+        model=Model("judge"),
+        rubric="{first}|{second}",
+        baseline_run=str(tmp_path / "other"),
+        apply_chat_template=False,
+    )
+    run("eins zwei", "r", made)
+    assert set(judge.asked) == {"eins|one", "one|eins", "zwei|two", "two|zwei"}
+
+
+def test_answers_that_could_not_be_graded_are_asked_again_where_that_is_wanted(
+    scripted: Any, panel: Any, tmp_path: Path
+) -> None:
+    verdicts = iter(["no word", *["VERDICT: CORRECT"] * 2, "VERDICT: INCORRECT"])
+    judge = panel(lambda asked: next(verdicts))
+    made = Judge(
+        engine=scripted(judge.session),
+        model=Model("judge"),
+        rubric=RUBRIC,
+        apply_chat_template=False,
+    )
+    suite = Generation(data=ROWS[:3], prompt="q", target="a", judge=made)
+
+    def run(**options: Any) -> Any:
+        engine = scripted(panel(answer_right).session)
+        return evalution.run(
+            engine=engine, model="m", tests=[suite], output=tmp_path / "r", **options
+        )["rows-judged"]
+
+    assert (run().failed, run().failed, len(judge.asked)) == (1, 1, 3)
+    found = run(retry_failed=True)
+    assert (found.failed, found.metrics["judge"].value, len(judge.asked)) == (0, 2 / 3, 4)
+    assert (found.requests, found.cached) == (3, 2)
+
+
 def test_rows_that_another_run_has_no_answer_to_are_not_graded(
     run: Any, panel: Any, tmp_path: Path
 ) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
@@ -97,6 +98,18 @@ def test_a_call_that_is_interrupted_leaves_no_answer_for_the_next(
             calls.call("b")
     assert calls._answers is answers
     assert [calls.call(word) for word in ("c", "d")] == ["C", "D"]
+
+
+def test_a_call_runs_no_file_of_the_working_folder_and_no_signal_of_the_terminal_reaches_it(
+    slow_module: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (here := tmp_path / "here").mkdir()
+    (here / "queue.py").write_text("raise SystemExit")
+    monkeypatch.chdir(here)
+    calls = TimedCalls(slow_module, time_limit_s=60)
+    assert calls.call("a") == "A"
+    assert calls._process is not None
+    assert os.getpgid(calls._process.pid) != os.getpgid(0)
 
 
 class Interrupted:

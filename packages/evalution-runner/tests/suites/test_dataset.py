@@ -81,6 +81,7 @@ def test_solved_rows_of_the_evaluated_file_are_never_the_question(folder: Path) 
         SelfTaught(data=file, num_fewshot=3),
         SelfTaught(data=str(folder), num_fewshot=3),
         Sums(data=file, fewshot_data=file, num_fewshot=3),
+        Sums(data=str(folder), fewshot_data=file, num_fewshot=3),
     ):
         for row, prompt in zip(ROWS, prompts(suite), strict=True):
             assert prompt.count(row["q"]) == 1

@@ -49,6 +49,21 @@ def test_without_a_rubric_the_judge_is_asked_for_correct_or_incorrect() -> None:
     assert judge().read_verdict("VERDICT: CORRECT? No.\n**Verdict:** incorrect.")[1] == 0.0
 
 
+@pytest.mark.parametrize(
+    ("answer", "worth"),
+    [
+        ("**Verdict (1-5):** 4", 4.0),
+        ("Verdict (1 to 5, whole): 4", 4.0),
+        ("Verdict (4): it is good", 4.0),
+        ("VERDICT: 2\n\nIn my verdict, 5 was out of reach", 2.0),
+    ],
+)
+def test_a_verdict_stands_behind_its_choices_and_not_behind_a_comma(
+    answer: str, worth: float
+) -> None:
+    assert judge(scale=[1, 5]).read_verdict(answer)[1] == worth
+
+
 def test_a_baseline_is_compared_in_both_orders() -> None:
     made = judge(baseline="other", rubric="{first}|{second}")
     assert ask(made, other="vier") == ["four|vier", "vier|four"]

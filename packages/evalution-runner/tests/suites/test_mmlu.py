@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -11,10 +12,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+import evalution
+from evalution.rows.local import Row
 from evalution.scoring.metrics import Mean, Measure
-from evalution.suites.subsets import Subsets
+from evalution.suites.dataset import Dataset
+from evalution.suites.language_modelling import PerplexitySuite
+from evalution.suites.subsets import Subsets, SubsetSuite
 from evalution.suites.tasks.mmlu import MMLU, SUBJECTS
 from evalution_core import ConfigurationError, LoglikelihoodOutput
+from evalution_enginekit.mock import Mock
 
 SMALL = Subsets({"a": ("x_1", "y"), "b": ("z",)})
 NAMES = ["a.x_1", "a.y", "b.z"]
@@ -92,6 +98,30 @@ def test_a_subset_that_is_none_names_what_is_possible(subsets: Any, message: str
     with pytest.raises(ConfigurationError) as caught:
         MMLU(subsets=subsets)
     assert message in str(caught.value)
+
+
+@dataclass(kw_only=True)
+class Texts(SubsetSuite, PerplexitySuite):
+    """The perplexity of texts of two parts."""
+
+    task = "texts"
+    dataset = Dataset("org/texts", "test")
+    parts = Subsets({"": ("one", "two")})
+    part_noun = "part"
+
+    def scored_text(self, row: Row) -> str:
+        return row.text("text")
+
+
+def test_parts_of_a_perplexity_have_scores_of_their_own(tmp_path: Path) -> None:
+    for part in ("one", "two"):
+        (tmp_path / part).mkdir()
+        lines = (json.dumps({"text": f"hello {part} {row}"}) + "\n" for row in range(3))
+        (tmp_path / part / "test.jsonl").write_text("".join(lines))
+    result = evalution.run(engine=Mock(), model="m", tests=[Texts(data=str(tmp_path))])
+    metrics = result.suites[0].metrics
+    counts = {name: metrics[f"word_perplexity{name}"].n for name in ("", ",one", ",two")}
+    assert counts == {"": 6, ",one": 3, ",two": 3}
 
 
 def test_a_question_stands_after_what_it_is_about(folder: Path) -> None:

@@ -31,6 +31,11 @@ def score(choices: list[str], outputs: list[tuple[float, int]], gold: int) -> Ma
     return {name: measure.value for name, measure in found.measures.items() if measure}
 
 
+def test_a_choice_with_the_text_of_the_right_one_is_right() -> None:
+    found = score(["a", "b", "a"], [(-1.0, 1), (-2.0, 1), (-1.0, 1)], 2)
+    assert set(found.values()) == {1.0}
+
+
 def test_each_choice_is_one_request_with_the_delimiter_before_it() -> None:
     sample = next(MultipleChoice(**OPTIONS).samples())
     pairs = [(request.context, request.continuation) for request in sample.requests]  # pyright: ignore[reportAttributeAccessIssue]
@@ -80,12 +85,9 @@ def test_the_first_of_equals_is_chosen() -> None:
 def test_exactly_one_choice_is_right_by_each_metric(
     outputs: list[tuple[float, int]], data: st.DataObject
 ) -> None:
-    choices = [
-        data.draw(
-            st.text(min_size=1, max_size=5, alphabet=st.characters(exclude_categories=["Cs"]))
-        )
-        for _ in outputs
-    ]
+    text = st.text(min_size=1, max_size=5, alphabet=st.characters(exclude_categories=["Cs"]))
+    count = len(outputs)
+    choices = data.draw(st.lists(text, min_size=count, max_size=count, unique=True))
     scores = [score(choices, outputs, gold) for gold in range(len(outputs))]
     for metric in ("acc", "acc_norm", "acc_bytes", "acc_token"):
         assert sum(found[metric] for found in scores) == 1.0

@@ -101,6 +101,15 @@ def test_flipped_samples_are_right_in_one_run_alone(suite: SuiteView, answered: 
         list_rows(suite, which="flipped")
 
 
+def test_metrics_that_say_neither_right_nor_wrong_judge_no_sample() -> None:
+    samples = [SampleResult("sums", row, "p", metrics={"judge": 1.0}) for row in range(4)]
+    columns = collect_columns(samples)
+    known = {"judge": True}
+    found = SuiteView("a", "sums", columns, KeptSamples(samples), known, unjudged=["judge"])
+    assert found.judged_by is None
+    assert list_rows(found, which="right") == []
+
+
 def test_two_runs_are_judged_by_the_first_metric_that_is_right_or_wrong_in_both() -> None:
     values = [[(1.0, 0.0), (0.0, 1.0), (0.0, 0.0)], [(1.0, 0.0), (0.5, 0.0), (1.0, 0.0)]]
     sides = [

@@ -75,6 +75,18 @@ def test_matrix_has_every_run_with_its_scores(client: TestClient) -> None:
     assert (newer["progress"]["done"], newer["progress"]["total"]) == (6, 13)
 
 
+def test_lower_is_better_of_a_perplexity_that_is_under_way(
+    tmp_path: Path, run_folder: Callable[..., Path]
+) -> None:
+    values = {"word_perplexity": 3.0, "acc,part": 1.0}
+    run_folder(tmp_path / "a", {}, {"prose": [SampleResult("prose", 0, metrics=values)]})
+    app = ViewServer(RunCatalog([tmp_path]), Page()).make_app(PORT)
+    with TestClient(app, base_url=f"http://127.0.0.1:{PORT}") as client:
+        (run,) = read(client, "/api/runs")["runs"]
+    (score,) = run["scores"]
+    assert (score["metric"], score["higher_is_better"]) == ("word_perplexity", False)
+
+
 def test_score_has_the_number_of_its_groups_and_one_of_a_running_suite_no_interval(
     tmp_path: Path, run_folder: Callable[..., Path], answered: Answered
 ) -> None:

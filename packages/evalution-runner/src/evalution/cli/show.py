@@ -12,7 +12,7 @@ import typer
 
 from evalution.cli.errors import report_errors
 from evalution.cli.options import DebugOption, JsonOption
-from evalution.comparison.significance import is_binary
+from evalution.comparison.significance import can_judge, is_binary
 from evalution.progress import format_time
 from evalution.results import RunResult, SampleResult, SuiteResult, to_json
 from evalution.runs.progress_file import read_progress
@@ -216,9 +216,10 @@ def _find_wrong(suite: SuiteResult, samples: SuiteSamples) -> list[int]:
     names = list(suite.metrics or columns.metrics)
     for name in names:
         values = columns.metrics.get(name)
-        if values is not None and is_binary(values):
-            is_lower = name in suite.metrics and not suite.metrics[name].higher_is_better
-            wrong = float(is_lower)
+        metric = suite.metrics.get(name)
+        is_judging = metric is None or can_judge(name, metric)
+        if is_judging and values is not None and is_binary(values):
+            wrong = float(metric is not None and not metric.higher_is_better)
             return [row for row, value in zip(columns.rows, values, strict=True) if value == wrong]
     raise ConfigurationError(
         f"suite {suite.name!r} calls no sample right or wrong (its metrics: "

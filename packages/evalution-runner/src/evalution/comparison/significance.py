@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from itertools import repeat
 from typing import Any, Literal
 
-from evalution.results import RowRange
+from evalution.results import MetricResult, RowRange
 from evalution.scoring.intervals import (
     CONFIDENCE,
     NORMAL_QUANTILE,
@@ -284,6 +284,14 @@ def is_rounding(before: float, after: float) -> bool:
 def is_binary(values: Iterable[float]) -> bool:
     """Return True if every value is 0 or 1, rows without one (NaN) aside: right or wrong."""
     return all(value in (0.0, 1.0) or math.isnan(value) for value in values)
+
+
+def can_judge(name: str, metric: MetricResult) -> bool:
+    """Return False for values of 0 and 1 that aren't wrong and right.
+
+    Such are the least verdict of a scale from 1, and whether a verdict changed with the order.
+    """
+    return name != "position_changed" and metric.row_range in ("unknown", None, (0.0, 1.0))
 
 
 def _list_differences(left: Sequence[float], right: Sequence[float]) -> list[float]:

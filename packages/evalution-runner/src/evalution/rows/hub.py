@@ -178,6 +178,13 @@ class SplitFolder:
     def place(self) -> str:
         return f"{self.folder} (split {self.split})"
 
+    @property
+    def only_file(self) -> str | None:
+        """The one file of the split; None of several, or of what `datasets` saved."""
+        with path_errors(self.folder):
+            files = [] if self._find_saved() else self._files()
+        return str(files[0]) if len(files) == 1 else None
+
     def __iter__(self) -> Iterator[Row]:
         with path_errors(self.folder):
             saved = self._find_saved()

@@ -77,6 +77,10 @@ class InFlightSamples:
         self._known.add(sample.index)
         return [(sample.index, position) for position in positions]
 
+    def forget(self, index: int) -> None:
+        """Let a sample that is done be submitted again."""
+        self._known.discard(index)
+
     def accept(self, key: Hashable, answer: object) -> tuple[OpenSample, int]:
         """Note an answer; return its sample, done once it waits for nothing, and the position.
 
@@ -206,6 +210,12 @@ class SampleSource:
             self._complete.add(sample.index)
             yield self._accept(self._in_flight.open(sample), found)
         self._samples, self._count, self._is_ended = None, 0, False
+
+    def ask_again(self, sample: Sample) -> None:
+        """Have a sample that `read_cached` gave asked in full after all."""
+        self._complete.discard(sample.index)
+        self._in_flight.forget(sample.index)
+        self.cached_requests -= len(sample.requests)
 
     def read_requests(self) -> Iterator[tuple[Key, Request]]:
         """Yield the requests to be computed, each in flight from then on."""

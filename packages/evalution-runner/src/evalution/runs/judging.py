@@ -13,7 +13,7 @@ from evalution.results import SuiteResult
 from evalution.runs.options import RunOptions
 from evalution.runs.preflight import check_capabilities, check_engine, check_model
 from evalution.runs.reader import read_run
-from evalution.runs.run_identity import find_free_name
+from evalution.runs.run_identity import find_free_name, name_suites
 from evalution.runs.session import SessionHolder
 from evalution.runs.store import make_run_answer_base
 from evalution.suites.generation_suite import GenerationSuite
@@ -33,10 +33,10 @@ def check_judges(suites: Iterable[AnySuite]) -> None:
         ConfigurationError: an option of the engine, or the model's path.
         UnsupportedRequestError: the engine can't do what the rubric needs.
     """
-    for suite in suites:
+    for name, suite in name_suites(suites):
         if isinstance(suite, GenerationSuite) and (judge := suite.judge) is not None:
             engine = check_engine(judge.engine)
-            read_baseline(judge, suite)
+            read_baseline(judge, name)
             grading = GradingSuite(judge=judge, suite=suite)
             whose = f"of the judge's engine {type(engine).__name__}"
             check_capabilities([grading], engine.capabilities, whose)
@@ -47,7 +47,7 @@ def check_judges(suites: Iterable[AnySuite]) -> None:
                 raise
 
 
-def read_baseline(judge: Judge, suite: AnySuite) -> SuiteResult | None:
+def read_baseline(judge: Judge, name: str) -> SuiteResult | None:
     """Return the suite in the judge's `baseline_run`, with its samples; None without one.
 
     Raises:
@@ -56,12 +56,12 @@ def read_baseline(judge: Judge, suite: AnySuite) -> SuiteResult | None:
     if judge.baseline_run is None:
         return None
     run = read_run(judge.baseline_run)
-    found = next((one for one in run.suites if one.name == suite.title), None)
+    found = next((one for one in run.suites if one.name == name), None)
     if found is None or not found.stored_samples:
         names = [one.name for one in run.suites]
         raise ConfigurationError(
             f"the judge's baseline_run {judge.baseline_run} has no samples of a suite "
-            f"{suite.title!r}{did_you_mean(suite.title, names)} "
+            f"{name!r}{did_you_mean(name, names)} "
             f"(finished suites: {', '.join(names) or 'none'})"
         )
     return found
@@ -140,7 +140,7 @@ class JudgeSession:
         if not self._holder.is_open:
             self._holder.open(self._options.progress, self._folder)
         known = ("name", "distribution", "version", "identity")
-        other = read_baseline(suite.judge, suite)
+        other = read_baseline(suite.judge, answers.name)
         changed = {} if other is None else find_option_differences(other.options, answers.options)
         grading = GradingSuite(
             judge=suite.judge,

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
-from pathlib import Path
 from typing import Any, cast
 
 from evalution.results import to_json
@@ -35,7 +34,7 @@ def declare_run(
     """Return engine, numeric options, model without label, limit, backend and step as JSON."""
     declared = model.to_dict()
     del declared["label"]
-    if declared["path"] is not None and Path(declared["path"]).exists():
+    if declared["path"] is not None and os.path.exists(declared["path"]):
         declared["path"] = os.path.abspath(declared["path"])
     return _plain(
         {

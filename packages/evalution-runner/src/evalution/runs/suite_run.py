@@ -139,7 +139,7 @@ class SuiteRun:
 
     def _run(self) -> None:
         for opened in self._source.read_cached():
-            self._finish(opened)
+            self._finish(opened, asks_again=self._options.retry_failed)
         self._options.progress.samples_cached(self._done)
         self._computed = 0
         with closing(self._stream()) as answers:
@@ -179,14 +179,18 @@ class SuiteRun:
                 failure = error
         opened.failures[position] = self._known.keep_failure(opened.sample, position, failure)
 
-    def _finish(self, opened: OpenSample) -> None:
+    def _finish(self, opened: OpenSample, *, asks_again: bool = False) -> None:
         sample = opened.sample
         result = SampleResult(
             self._name, sample.index, sample.prompt, sample.target, group=sample.group
         )
+        error = opened.error or self._score(result, opened)
+        if asks_again and error is not None:  # an answer that is kept, and can't be scored
+            self._source.ask_again(sample)
+            return
         self._done += 1
         self._requests += len(sample.requests)
-        if (error := opened.error or self._score(result, opened)) is not None:
+        if error is not None:
             self._fail(result, error, sample)
         result.tokens = self._tokens(list(opened.answers.values()))
         if self._recorder is not None:

@@ -63,12 +63,14 @@ class TimedCalls:
 
     def _start(self) -> subprocess.Popen[str]:
         process = subprocess.Popen(
-            [sys.executable, "-m", self._module],
+            # -P: a file of the working folder must not take the place of a module.
+            [sys.executable, "-P", "-m", self._module],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
             text=True,
             encoding="utf-8",
+            start_new_session=True,  # Ctrl-C is for the parent: this one's answers are scores
         )
         finalize(self, _kill, process)
         # Each process has a queue of its own: a killed one's end is no answer of the next.

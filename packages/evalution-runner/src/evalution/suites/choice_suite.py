@@ -104,9 +104,7 @@ class ChoiceSuite(PromptedSuite[ChoiceSample, LoglikelihoodOutput]):
         gold = self.gold_index(row, choices)
         prompt = self.build_prompt(fewshot)
         requests = [self.request(prompt, choice) for choice in choices]
-        return ChoiceSample(
-            row.index, prompt, choices[gold], requests, choices, gold, subset=row.subset
-        )
+        return ChoiceSample(row.index, prompt, choices[gold], requests, choices, gold)
 
     def answer_text(self, row: Row) -> str:
         choices = check_choices(row, self.choice_texts(row))
@@ -192,9 +190,7 @@ class ContextChoiceSuite(ChoiceSuite):
         prompts = [self.build_prompt(fewshot, context) for context in contexts]
         continuation = self.continuation_text(row)
         requests = [self.request(prompt, continuation) for prompt in prompts]
-        return ChoiceSample(
-            row.index, prompts[gold], contexts[gold], requests, contexts, gold, subset=row.subset
-        )
+        return ChoiceSample(row.index, prompts[gold], contexts[gold], requests, contexts, gold)
 
 
 @dataclass(kw_only=True)
@@ -324,6 +320,16 @@ class MultipleChoice(LocalQuestions, ChoiceSuite):
                 f"{hint}"
             )
         return list(cast(Sequence[Any], found))
+
+    def measures(
+        self, sample: ChoiceSample, chosen: Mapping[str, int]
+    ) -> Mapping[str, Measure | None]:
+        """As `ChoiceSuite.measures`; a choice whose text is the right one's is right as well."""
+        right = sample.choices[sample.gold]
+        return {
+            name: Measure(float(sample.choices[chosen[name]] == right))
+            for name in self.metric_names
+        }
 
     def gold_index(self, row: Row, choices: Sequence[str]) -> int:
         value = row[self.target]

@@ -125,9 +125,12 @@ class DatasetRows:
 
     def _find_solved_rows(self, dataset: Dataset, data: Data | None) -> RowSource | None:
         if self.fewshot_data is not None:
-            if data is None or local_folder(data) is not None:
-                return Rows(self.fewshot_data)
-            return None if is_same_data(data, self.fewshot_data) else Rows(self.fewshot_data)
+            asked = data
+            if data is not None and (folder := local_folder(data)) is not None:
+                asked = SplitFolder(folder, dataset.name, dataset.split).only_file
+            if asked is not None and is_same_data(asked, self.fewshot_data):
+                return None
+            return Rows(self.fewshot_data)
         if dataset.fewshot_rows is not None:
             return Rows(dataset.fewshot_rows)
         if dataset.fewshot_split is None or dataset.fewshot_split == dataset.split:

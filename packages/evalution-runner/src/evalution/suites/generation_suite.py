@@ -166,7 +166,7 @@ class GenerationSuite(PromptedSuite[AnswerSample, GenerationOutput]):
         if self.judge is not None:  # what its rubric and its labels lack is said before the run
             self.judge.make_requests(row, {"prompt": "", "target": target, "prediction": ""})
             self.judge.read_label(row)
-        return AnswerSample(row.index, prompt, target, requests, expected, row, subset=row.subset)
+        return AnswerSample(row.index, prompt, target, requests, expected, row)
 
     def score(self, sample: AnswerSample, answers: Sequence[GenerationOutput]) -> Score:
         written = answers[0]

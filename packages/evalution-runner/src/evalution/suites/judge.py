@@ -98,7 +98,11 @@ class Judge:
     ] = None
     pattern: Annotated[
         str, Field(description="Regular expression that finds the verdict: its last match's group.")
-    ] = r"(?i)\bverdict\W+?(-?(?:\d*\.)?\d+(?!\w)|\w+)"
+    ] = (
+        # Behind the word may stand the choice of verdicts, as in "Verdict (1-5): 4".
+        r"(?i)\bverdict(?: ?\(\w+ ?(?:[-–/]|to|or) ?[^()\n]{1,40}\))?[^\w,;]+?"
+        r"(-?(?:\d*\.)?\d+(?!\w)|\w+)"
+    )
     baseline: Annotated[
         str | None,
         Field(description="Column with another answer, to compare with in both orders."),

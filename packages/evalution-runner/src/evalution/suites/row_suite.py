@@ -240,6 +240,7 @@ class RowSuite(Suite[S, A]):
     def _make_sample(self, fewshot: FewshotRow) -> S:
         with wrap_errors(fewshot.row.place, ConfigurationError):
             sample = self.sample(fewshot)
+            sample.subset = fewshot.row.subset
             if self.group is not None:
                 sample.group = _read_group(fewshot.row, self.group)
             return sample

@@ -180,11 +180,13 @@ class SubsetSuite(DatasetRows, RowSuite[S, A]):
         return score
 
     def failure(self, sample: S) -> Mapping[str, Measure]:
-        parts = tuple(self._list_parts(sample))
-        plain = self._plain_metrics
-        own = {f"{name}{part}" for name in plain for part in parts}
         found = super().failure(sample)
-        return {name: measure for name, measure in found.items() if name in own}
+        return {
+            f"{name}{part}": found[name]
+            for name in self._plain_metrics
+            for part in self._list_parts(sample)
+            if name in found and f"{name}{part}" in self._metrics
+        }
 
     def make_accumulator(self) -> MetricAccumulator:
         return _PartsAccumulator(

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from evalution.comparison.significance import is_binary
+from evalution.comparison.significance import can_judge, is_binary
 from evalution.redaction import mask_text, mask_value
 from evalution.results import MetricResult, RunResult, SuiteResult, to_json
 from evalution.runs.progress_file import RunState
@@ -41,6 +41,8 @@ _STATUSES: Mapping[str, RunStatus] = {
 _OF_ALL_ROWS = ("f1", "mcc", "kappa")
 """Metrics of all rows at once: those of single rows say right or wrong, and have another mean."""
 _NEUTRAL_OPTIONS = ("name", "batch_size", "group")
+_LOWER = ("word_perplexity", "byte_perplexity", "bits_per_byte", "perplexity", "position_changed")
+"""Metrics whose lower values are better: samples don't say it, and there is no result yet."""
 
 
 class ViewedRun:
@@ -103,11 +105,12 @@ class ViewedRun:
                     self.samples.of(suite),
                     {metric: one.higher_is_better for metric, one in suite.metrics.items()},
                     suite.options,
+                    {name for name, one in suite.metrics.items() if not can_judge(name, one)},
                 )
                 return self._views.setdefault(name, found)
         if self._tail is not None and name in self.latest:
             columns = self.latest[name].order()
-            known = dict.fromkeys(columns.metrics, True)
+            known = {metric: _is_higher_better(metric) for metric in columns.metrics}
             found = SuiteView(self.id, name, columns, self._tail.of(name, columns), known)
             return self._views.setdefault(name, found)
         raise ConfigurationError(
@@ -301,11 +304,16 @@ def _make_partial_score(
         "count": len(known),
         "groups": None,
         "failed": sum(columns.failed),
-        "higher_is_better": True,
+        "higher_is_better": _is_higher_better(metric),
         "is_partial": True,
         "is_share": is_share,
         "options": "",
     }
+
+
+def _is_higher_better(metric: str) -> bool:
+    """Return it of a suite that has no result yet; a metric may be one of a part."""
+    return metric.partition(",")[0] not in _LOWER
 
 
 def _digest_options(options: Mapping[str, Any]) -> str:

@@ -6,7 +6,7 @@ import json
 import math
 import re
 from array import array
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass
 from functools import cached_property
@@ -57,6 +57,7 @@ class SuiteView:
         samples: the samples themselves.
         metrics: names, the main one first, and whether higher is better.
         options: the suite's; None while it runs.
+        unjudged: metrics by which a sample is neither right nor wrong, whatever their values.
     """
 
     def __init__(
@@ -67,6 +68,7 @@ class SuiteView:
         samples: SuiteSamples,
         metrics: Mapping[str, bool],
         options: Mapping[str, Any] | None = None,
+        unjudged: Collection[str] = (),
     ):
         self.run = run
         self.name = name
@@ -74,6 +76,7 @@ class SuiteView:
         self.samples = samples
         self.metrics = metrics
         self.options = options
+        self.unjudged = unjudged
 
     @property
     def main_metric(self) -> str | None:
@@ -83,7 +86,8 @@ class SuiteView:
     def judged_by(self) -> str | None:
         """The first metric that is 1 or 0 in every sample, None if there is none."""
         held = self.columns.metrics
-        return next((name for name in self.metrics if name in held and is_binary(held[name])), None)
+        judging = (name for name in self.metrics if name in held and name not in self.unjudged)
+        return next((name for name in judging if is_binary(held[name])), None)
 
     @cached_property
     def judgements(self) -> bytearray:
@@ -232,7 +236,8 @@ def judge_alike(suite: SuiteView, against: SuiteView | None) -> tuple[SuiteView,
     if against is None or suite.judged_by == against.judged_by == against.main_metric:
         return suite, against
     pairs, columns = _pair(suite, against), (suite.columns, against.columns)
-    for metric in filter(suite.metrics.__contains__, against.metrics):
+    both = filter(suite.metrics.__contains__, against.metrics)
+    for metric in (name for name in both if name not in {*suite.unjudged, *against.unjudged}):
         _, values, _ = pair_values(pairs, columns, metric, is_mean=False)
         if values[0] and all(map(is_binary, values)):
             return suite.judge_by(metric), against.judge_by(metric)

@@ -41,8 +41,9 @@ _OLDEST = (3, 11)
 # Any Python since 2.7 can run it. It prints a line of JSON, and runs the module of the arguments if
 # its versions are those that follow there.
 _BOOT = f"""
-import json, sys
+import sys
 sys.path[:] = [entry for entry in sys.path if entry]
+import json
 module, wanted = sys.argv[1], sys.argv[2:]
 found = {{"python": "%d.%d.%d" % sys.version_info[:3], "versions": [], "stage": None}}
 if sys.version_info >= {_OLDEST}:

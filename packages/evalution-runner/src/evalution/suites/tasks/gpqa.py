@@ -179,71 +179,24 @@ class GPQADiamondGenerativeNShot(GPQADiamondCoTNShot):
         return f"Question: {row.text('Question')}\nChoices:\n{self.list_choices(row)}\nAnswer:"
 
 
-class GPQAMainZeroshot(GPQADiamondZeroshot):
-    """Questions that experts answer and others can't look up, asked as they are: main set."""
-
-    task = "gpqa_main_zeroshot"
-    dataset = _gpqa("main")
-
-
-class GPQAMainNShot(GPQADiamondNShot):
-    """Questions that experts answer, asked after `num_fewshot` solved ones: main set."""
-
-    task = "gpqa_main_n_shot"
-    dataset = _gpqa("main")
+def _take(subset: str, suite: type[GPQARows]) -> type[GPQARows]:
+    """Define a suite of the diamond set for another subset."""
+    body = {
+        "__module__": __name__,
+        "__doc__": str(suite.__doc__).replace("diamond set", f"{subset} set"),
+        "task": suite.task.replace("diamond", subset),
+        "dataset": _gpqa(subset),
+    }
+    return type(suite.__name__.replace("Diamond", subset.title()), (suite,), body)
 
 
-class GPQAMainCoTZeroshot(GPQADiamondCoTZeroshot):
-    """Questions that experts answer, the model being asked to think step by step: main set."""
-
-    task = "gpqa_main_cot_zeroshot"
-    dataset = _gpqa("main")
-
-
-class GPQAMainCoTNShot(GPQADiamondCoTNShot):
-    """Questions that experts answer, thought about after solved ones: main set."""
-
-    task = "gpqa_main_cot_n_shot"
-    dataset = _gpqa("main")
-
-
-class GPQAMainGenerativeNShot(GPQADiamondGenerativeNShot):
-    """Questions that experts answer, the model writing its answer: main set."""
-
-    task = "gpqa_main_generative_n_shot"
-    dataset = _gpqa("main")
-
-
-class GPQAExtendedZeroshot(GPQADiamondZeroshot):
-    """Questions that experts answer and others can't look up, asked as they are: extended set."""
-
-    task = "gpqa_extended_zeroshot"
-    dataset = _gpqa("extended")
-
-
-class GPQAExtendedNShot(GPQADiamondNShot):
-    """Questions that experts answer, asked after `num_fewshot` solved ones: extended set."""
-
-    task = "gpqa_extended_n_shot"
-    dataset = _gpqa("extended")
-
-
-class GPQAExtendedCoTZeroshot(GPQADiamondCoTZeroshot):
-    """Questions that experts answer, the model being asked to think step by step: extended set."""
-
-    task = "gpqa_extended_cot_zeroshot"
-    dataset = _gpqa("extended")
-
-
-class GPQAExtendedCoTNShot(GPQADiamondCoTNShot):
-    """Questions that experts answer, thought about after solved ones: extended set."""
-
-    task = "gpqa_extended_cot_n_shot"
-    dataset = _gpqa("extended")
-
-
-class GPQAExtendedGenerativeNShot(GPQADiamondGenerativeNShot):
-    """Questions that experts answer, the model writing its answer: extended set."""
-
-    task = "gpqa_extended_generative_n_shot"
-    dataset = _gpqa("extended")
+GPQAMainZeroshot = _take("main", GPQADiamondZeroshot)
+GPQAMainNShot = _take("main", GPQADiamondNShot)
+GPQAMainCoTZeroshot = _take("main", GPQADiamondCoTZeroshot)
+GPQAMainCoTNShot = _take("main", GPQADiamondCoTNShot)
+GPQAMainGenerativeNShot = _take("main", GPQADiamondGenerativeNShot)
+GPQAExtendedZeroshot = _take("extended", GPQADiamondZeroshot)
+GPQAExtendedNShot = _take("extended", GPQADiamondNShot)
+GPQAExtendedCoTZeroshot = _take("extended", GPQADiamondCoTZeroshot)
+GPQAExtendedCoTNShot = _take("extended", GPQADiamondCoTNShot)
+GPQAExtendedGenerativeNShot = _take("extended", GPQADiamondGenerativeNShot)
