@@ -223,7 +223,7 @@ class ToyHooks(KitSession[Any, Any]):
         return rows
 
     def identity(self) -> dict[str, object] | None:
-        return {"toy": [self.salt, self.weights.hex()]}
+        return {"toy": self.salt, **({"weights": self.weights.hex()} if self.weights else {})}
 
     def change_request(self, request: GenerationRequest) -> GenerationRequest:
         return request

@@ -78,17 +78,8 @@ def find_server(options: TinkerOptions) -> Server:
             "which isn't set; set it (for a server that asks for none, to any text that begins "
             "with tml-), or name another with api_key_env"
         )
-    url = (options.base_url or os.environ.get("TINKER_BASE_URL") or HOSTED).rstrip("/")
+    url = _read_address(options)
     shown = redact_text(url)
-    if not url.startswith(("http://", "https://")):
-        raise ConfigurationError(
-            f"base_url of engine Tinker must begin with http:// or https://, got {shown!r}"
-        )
-    if "@" in url.partition("://")[2].partition("/")[0]:
-        raise ConfigurationError(
-            "base_url of engine Tinker holds a name and password, which aren't sent to the server: "
-            f"leave them out of {shown!r}"
-        )
     try:
         answer = get_json(f"{url}/api/v1/get_server_capabilities", key, options.timeout_s)
     except urllib.error.HTTPError as error:
@@ -101,7 +92,7 @@ def find_server(options: TinkerOptions) -> Server:
             ) from None
         if error.code in _REFUSED:
             raise ConfigurationError(
-                f"the server at {redact_text(url)} refuses the key in {options.api_key_env} (HTTP "
+                f"the server at {shown} refuses the key in {options.api_key_env} (HTTP "
                 f"{error.code})"
             ) from None
         return Server(url, key, timeout_s=options.timeout_s)
@@ -115,6 +106,21 @@ def find_server(options: TinkerOptions) -> Server:
             f"({redact_text(str(error), (key,))}); start it, or name another with base_url"
         ) from None
     return Server(url, key, _parse_models(answer), options.timeout_s)
+
+
+def _read_address(options: TinkerOptions) -> str:
+    url = (options.base_url or os.environ.get("TINKER_BASE_URL") or HOSTED).rstrip("/")
+    shown = redact_text(url)
+    if not url.startswith(("http://", "https://")):
+        raise ConfigurationError(
+            f"base_url of engine Tinker must begin with http:// or https://, got {shown!r}"
+        )
+    if "@" in url.partition("://")[2].partition("/")[0]:
+        raise ConfigurationError(
+            "base_url of engine Tinker holds a name and password, which aren't sent to the server: "
+            f"leave them out of {shown!r}"
+        )
+    return url
 
 
 def read_server_name(url: str) -> str:

@@ -111,11 +111,12 @@ class LifecycleChecks:
         with copy_changed(subject.model, blank_the_end) as model:
             if model is None:
                 pytest.skip("the model isn't a file or folder of at most 16 MB")
-            is_same = False
-            with suppress(EvalutionError, AssertionError), subject.fresh(model=model) as session:
-                _assert_same_answer(subject, _answer(subject, session), known, "")
-                is_same = True
-        assert not is_same, (
+            try:
+                with subject.fresh(model=model) as session:
+                    _assert_same_answer(subject, _answer(subject, session), known, "")
+            except Exception:  # noqa: BLE001 - a runtime may notice the damage in any way
+                return
+        raise AssertionError(
             "with the last quarter of its weights blank, the model answers as before; load what is "
             "at the path that build() gets, and keep no weights by another key"
         )

@@ -287,10 +287,7 @@ def is_binary(values: Iterable[float]) -> bool:
 
 
 def can_judge(name: str, metric: MetricResult) -> bool:
-    """Return False for values of 0 and 1 that aren't wrong and right.
-
-    Such are the least verdict of a scale from 1, and whether a verdict changed with the order.
-    """
+    """Return False where 1 isn't right: the least verdict of a scale, or one that changed."""
     return name != "position_changed" and metric.row_range in ("unknown", None, (0.0, 1.0))
 
 
