@@ -355,7 +355,7 @@ class RunStore:
             if before != now and not self._options.retry_failed:
                 self._notices.append(
                     f"{found.name}: the scores of the finished run in {self.path} were others and "
-                    "are replaced; since then its rows, the software or the device changed, and "
+                    "are replaced; since then its rows, judge, software or device changed, and "
                     f"{found.requests - found.cached} of {found.requests} requests were asked again"
                 )
 
