@@ -214,7 +214,8 @@ def test_scores_that_changed_rows_replace_are_a_notice(counted: Any, tmp_path: P
     (notice,) = set(run([*ROWS[:8], {**ROWS[8], "a": "ok"}])) - set(first)
     assert notice == (
         f"sums: the scores of the finished run in {tmp_path / 'run'} were others and are replaced; "
-        "since then its rows, judge, software or device changed, and 0 of 9 requests were asked again"
+        "since then its rows, judge, software or device changed, and 0 of 9 requests were asked "
+        "again"
     )
     (notice,) = set(run([{**ROWS[0], "q": "new"}])) - set(first)
     assert notice.endswith("and 1 of 1 requests were asked again")
